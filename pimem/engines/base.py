@@ -1,0 +1,65 @@
+"""The one protocol all engines speak, and the one place that builds them.
+
+An engine turns token ids into a completion. It knows nothing of chunks, memories or turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from pimem.config import EngineSpec, ModelSpec
+from pimem.errors import ConfigError, nearest
+from pimem.records import CallKey, Completion, Sampling
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a started engine says of itself."""
+
+    kind: str
+    model: str
+    window: int
+    """Most prompt plus generated tokens of one request."""
+    takes_ids: bool = True
+    """False where the server accepts only text; its completions then carry `prompt_as_text`."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Versions, dtype, device, KV capacity: for the manifest."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Contract (tests/engines/test_contract.py): thread of one event loop, any number of requests at once.
+
+    `generate` raises `EngineError` (retryable or not) and nothing else; it refuses, before any work, an empty prompt and a
+    prompt that leaves no room for `max_tokens` in the window. The same prompt, sampling and seed give the same tokens
+    whatever else is running. Cancelling the awaiting task frees the request. `close` is idempotent and leaves no
+    process behind.
+    """
+
+    info: EngineInfo
+
+    async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion: ...
+
+    async def close(self) -> None: ...
+
+
+_ENGINES = {
+    "transformers": "pimem.engines.transformers_engine",
+    "vllm": "pimem.engines.vllm_engine",
+    "openai_api": "pimem.engines.openai_api",
+    "scripted": "pimem.engines.scripted",
+}
+
+
+async def build(engine: EngineSpec, model: ModelSpec) -> Engine:
+    """Starts the engine that `engine.kind` names; its module, and so its heavy imports, are loaded only now.
+
+    Raises `ConfigError` for an unknown kind, `EngineError` or `DataError` where it cannot start.
+    """
+    if engine.kind not in _ENGINES:
+        raise ConfigError(f"unknown engine {engine.kind!r}; {nearest(engine.kind, _ENGINES)}")
+    return await import_module(_ENGINES[engine.kind]).start(engine, model)
