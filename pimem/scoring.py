@@ -56,12 +56,10 @@ def _boxed(text: str) -> str | None:
 
 
 def _phrase(text: str) -> str | None:
-    last = None
-    for last in _PHRASE.finditer(text):
-        pass
-    if last is None:
+    ends = [match.end() for match in _PHRASE.finditer(text)]
+    if not ends:
         return None
-    return text[last.end() :].replace("*", "").strip().removeprefix(":").strip().removesuffix(".")
+    return text[ends[-1] :].replace("*", "").strip().removeprefix(":").strip().removesuffix(".")
 
 
 def _plain(text: str) -> str | None:
@@ -165,16 +163,17 @@ METRICS: dict[str, Callable[[str, Sequence[str], AnswerForm], dict[str, float]]]
     "sub_em": _score_one_of,
     "multi_recall": _score_all_of,
 }
-"""Primary metric of a task -> everything computed with it. sub_em: the answers are alternatives; multi_recall: all are asked for."""
+"""Primary metric of a task -> what is computed with it. sub_em: answers are alternatives; multi_recall: all are asked for."""
 
 
 def score(trace: Trace, answers: Sequence[str], form: AnswerForm, metric: str) -> dict[str, float]:
     """Every score of one trace, by metric name, in 0..1.
 
     `sub_em` also gives `sub_em_strict`, `em` and `f1`; both metrics give `extracted` (1 where the response holds an answer
-    in the form asked for) and, for methods with a memory, `coverage`: `holds_any` under `sub_em`, the share of answers in the final memory under
-    `multi_recall`. A bare response to a question with several answers is taken whole, since lists run over lines. A failed
-    trace scores 0 throughout and so stays in the denominator; the released evaluation leaves it out.
+    in the form asked for) and, for methods with a memory, `coverage`: `holds_any` under `sub_em`, the share of answers in
+    the final memory under `multi_recall`. A bare response to a question with several answers is taken whole, since lists
+    run over lines. A failed trace scores 0 throughout and so stays in the denominator; the released evaluation leaves it
+    out.
     Raises `ConfigError` for an unknown form or metric and `DataError` for answers that are missing or blank.
     """
     if metric not in METRICS:
