@@ -142,7 +142,7 @@ class Trace:
     def calls(self) -> list[Call]:
         """Every call in the order of the algorithm."""
         out = [call for turn in self.turns for call in (*turn.reads, *turn.merges)]
-        return out + [self.last] if self.last else out
+        return [*out, self.last] if self.last else out
 
 
 class Evidence(NamedTuple):

@@ -155,7 +155,7 @@ class LongText:
     tokenizer: Tokenizer
     char_starts: list[int]
     token_starts: list[int]
-    _offsets: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
+    _offsets: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The token range [first, last) that covers the characters [start, end).
@@ -164,27 +164,25 @@ class LongText:
         """
         if not 0 <= start < end <= len(self.text):
             raise ValueError(f"characters [{start}, {end}) do not lie in a text of {len(self.text)}")
-        return self._token_at(start), self._token_at(end - 1) + 1
+        first, base, _, ends = self._segment(start)
+        first_token = base + int(np.searchsorted(ends, start - first, side="right"))
+        last, base, starts, _ = self._segment(end - 1)
+        return first_token, base + int(np.searchsorted(starts, end - last, side="left"))
 
-    def _token_at(self, char: int) -> int:
-        segment = bisect.bisect_right(self.char_starts, char) - 1
-        within, base = char - self.char_starts[segment], self.token_starts[segment]
-        ends = self._ends(segment)
-        return base + min(int(np.searchsorted(ends, within, side="right")), len(ends) - 1)
-
-    def _ends(self, segment: int) -> np.ndarray:
-        """Character ends of a segment's tokens, non-decreasing."""
-        if segment not in self._offsets:
-            stop = self.char_starts[segment + 1] if segment + 1 < len(self.char_starts) else len(self.text)
-            piece = self.text[self.char_starts[segment] : stop]
+    def _segment(self, char: int) -> tuple[int, int, np.ndarray, np.ndarray]:
+        """The segment a character lies in: its first character and token, and its tokens' character starts and ends."""
+        at = bisect.bisect_right(self.char_starts, char) - 1
+        if at not in self._offsets:
+            stop = self.char_starts[at + 1] if at + 1 < len(self.char_starts) else len(self.text)
+            piece = self.text[self.char_starts[at] : stop]
             if self.tokenizer._live is not None:
-                offsets = self.tokenizer._inert.encode(piece, add_special_tokens=False).offsets
-                ends = np.maximum.accumulate([e for _, e in offsets])
+                offsets = np.array(self.tokenizer._inert.encode(piece, add_special_tokens=False).offsets).reshape(-1, 2)
+                starts, ends = offsets[:, 0], offsets[:, 1]
             else:
-                count = len(self.ids)
-                ends = np.array([len(self.tokenizer.decode(self.ids[:n])) for n in range(1, count + 1)])
-            self._offsets[segment] = ends
-        return self._offsets[segment]
+                ends = np.array([len(self.tokenizer.decode(self.ids[:n])) for n in range(1, len(self.ids) + 1)])
+                starts = np.concatenate([[0], ends[:-1]])
+            self._offsets[at] = np.maximum.accumulate(starts), np.maximum.accumulate(ends)
+        return self.char_starts[at], self.token_starts[at], *self._offsets[at]
 
 
 def windows(tokens: int, size: int) -> list[tuple[int, int]]:

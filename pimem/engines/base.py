@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from pimem.config import EngineSpec, ModelSpec
-from pimem.errors import ConfigError, nearest
+from pimem.errors import ConfigError, EngineError, nearest
 from pimem.records import CallKey, Completion, Sampling
 
 
@@ -45,6 +45,19 @@ class Engine(Protocol):
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion: ...
 
     async def close(self) -> None: ...
+
+
+def refuse(prompt_ids: np.ndarray, sampling: Sampling, window: int) -> None:
+    """Raises `EngineError`, not retryable, for a request that no engine could serve."""
+    if len(prompt_ids) == 0:
+        raise EngineError("the prompt is empty", retryable=False)
+    if sampling.max_tokens < 1:
+        raise EngineError(f"max_tokens={sampling.max_tokens}; at least one token must be generated", retryable=False)
+    if len(prompt_ids) + sampling.max_tokens > window:
+        raise EngineError(
+            f"{len(prompt_ids):,} prompt tokens and {sampling.max_tokens:,} to generate exceed the window of {window:,}",
+            retryable=False,
+        )
 
 
 _ENGINES = {
