@@ -169,6 +169,14 @@ class LongText:
         last, base, starts, _ = self._segment(end - 1)
         return first_token, base + int(np.searchsorted(starts, end - last, side="left"))
 
+    def char(self, token: int) -> int:
+        """The character at which a token begins. Raises `ValueError` for a token outside the text."""
+        if not 0 <= token < len(self.ids):
+            raise ValueError(f"token {token} does not lie in a text of {len(self.ids)} tokens")
+        at = bisect.bisect_right(self.token_starts, token) - 1
+        first, base, starts, _ = self._segment(self.char_starts[at])
+        return first + int(starts[token - base])
+
     def _segment(self, char: int) -> tuple[int, int, np.ndarray, np.ndarray]:
         """The segment a character lies in: its first character and token, and its tokens' character starts and ends."""
         at = bisect.bisect_right(self.char_starts, char) - 1

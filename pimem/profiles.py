@@ -1,0 +1,134 @@
+"""Profiles: one YAML file says which model, engine, methods and cells every notebook runs with.
+
+`experiments/profiles/<name>.yaml` holds what all notebooks share and a section for each notebook. A notebook's own parameters,
+set by papermill or by hand, go on top of its section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pimem import paths
+from pimem.config import (
+    METHODS,
+    EngineSpec,
+    Execution,
+    MethodSpec,
+    ModelSpec,
+    RunSpec,
+    SamplingSpec,
+    TaskSpec,
+    build,
+    load_yaml,
+    method_spec,
+)
+from pimem.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one notebook runs: methods x tasks x lengths."""
+
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Task name to the task parameters that differ from its defaults."""
+    lengths: tuple[int, ...] = ()
+    """Documents for hotpotqa, tokens for the other tasks."""
+    samples: int = 0
+    """Samples a cell."""
+    methods: tuple[str, ...] = ()
+    """Methods compared; empty takes all of the profile."""
+    seed: int = 42
+    """Seed of the samples."""
+    question: str = ""
+    """The question of a notebook that asks about files."""
+    files: tuple[str, ...] = ()
+    """Text files it is asked about, relative to the repository."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything the notebooks of one scale share."""
+
+    name: str
+    """The name of its outputs' folders."""
+    about: str
+    """For which machine, and how long it takes."""
+    methods: dict[str, dict[str, Any]]
+    """Method name to the fields that differ from the method's defaults."""
+    notebooks: dict[str, Section]
+    """Notebook name, without suffix, to what it runs; in the order they are executed."""
+    model: ModelSpec = field(default_factory=ModelSpec)
+    """The weights."""
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    """What executes the requests."""
+    execution: Execution = field(default_factory=Execution)
+    """How many at a time."""
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    """How completions are drawn."""
+    prompts: str = "default"
+    """The prompt set."""
+    semantics: str = "paper"
+    """The preset under the methods' fields: paper or released."""
+    comparable: bool = False
+    """Whether model, data and sampling are the paper's own, so that its numbers may stand beside ours as the same experiment."""
+
+    @classmethod
+    def load(cls, name: str) -> Profile:
+        """The profile of this name, or in this YAML file.
+
+        Raises `ConfigError` where there is none or where anything in it does not validate.
+        """
+        folder = paths.root() / "experiments" / "profiles"
+        path = folder / f"{name}.yaml" if (folder / f"{name}.yaml").is_file() else Path(name)
+        if not path.is_file():
+            raise ConfigError(f"profile {name!r}: no such profile or file; {nearest(name, [p.stem for p in folder.glob('*.yaml')])}")
+        profile = build(cls, load_yaml(path), str(path))
+        for method in profile.methods:
+            profile.method(method)
+        for notebook, section in profile.notebooks.items():
+            profile.check(section, f"{path}: notebooks.{notebook}")
+        return profile
+
+    def method(self, name: str) -> MethodSpec:
+        """The specification of one of the profile's methods."""
+        if name not in self.methods:
+            known = METHODS if name not in METHODS else self.methods
+            raise ConfigError(f"profile {self.name}: no method {name!r}; {nearest(name, known)}")
+        return method_spec(name, self.methods[name], self.semantics)
+
+    def check(self, section: Section, where: str) -> None:
+        """Raises `ConfigError` for a section that names an unknown method or asks for nothing sensible."""
+        for method in section.methods:
+            self.method(method)
+        if section.tasks and (section.samples < 1 or not section.lengths or min(section.lengths) < 1):
+            raise ConfigError(f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}")
+
+    def section(self, notebook: str, changes: Mapping[str, Any] | None = None) -> Section:
+        """A notebook's section with a notebook's own parameters on top; parameters that are None change nothing.
+
+        Raises `ConfigError` for an unknown notebook or parameter, or a wrong type.
+        """
+        if notebook not in self.notebooks:
+            raise ConfigError(f"profile {self.name}: no notebook {notebook!r}; {nearest(notebook, self.notebooks)}")
+        given = {k: v for k, v in (changes or {}).items() if v is not None}
+        base = self.notebooks[notebook]
+        changed = build(Section, given, f"{notebook}: parameters")
+        section = replace(base, **{k: getattr(changed, k) for k in given})
+        self.check(section, f"{notebook}: parameters")
+        return section
+
+    def run_specs(self, section: Section) -> Iterator[RunSpec]:
+        """The runs of a section: task by task, length by length, method by method."""
+        for task, params in section.tasks.items():
+            for length in section.lengths:
+                for method in section.methods or tuple(self.methods):
+                    yield RunSpec(
+                        method=self.method(method),
+                        model=self.model,
+                        task=TaskSpec(task, length, section.seed, params),
+                        sampling=self.sampling,
+                        prompts=self.prompts,
+                    )
