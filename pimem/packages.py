@@ -110,11 +110,12 @@ def extract(member: Member, wheels: dict[str, Path], target: Path) -> None:
 
 
 @contextlib.contextmanager
-def arriving(target: Path, needed: int) -> Iterator[Path | None]:
+def arriving(target: Path, needed: int, fault: Callable[[], str | None], report: Report) -> Iterator[Path | None]:
     """An empty folder to put `target` together in; it becomes `target` by one rename where the block ends well.
 
-    Holds a lock, so that of several processes one works and the others wait: they get None where `target` is there by then.
-    What a killed process left behind is cleared. Raises `DataError` where fewer than `needed` bytes are free or the disk fails.
+    Holds a lock, so that of several processes one works and the others wait. Gives None where `target` is there already and
+    `fault` finds nothing wrong with it; a faulty one is replaced. What a killed process left behind is cleared. Raises
+    `DataError` where fewer than `needed` bytes are free or the disk fails.
     """
     import filelock
 
@@ -123,8 +124,10 @@ def arriving(target: Path, needed: int) -> Iterator[Path | None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(target.with_name(f".{target.name}.lock")):
             if target.exists():
-                yield None
-                return
+                if (wrong := fault()) is None:
+                    yield None
+                    return
+                report(f"{wrong}; making it again")
             shutil.rmtree(work, ignore_errors=True)
             free = shutil.disk_usage(target.parent).free
             if free < needed:
@@ -135,6 +138,7 @@ def arriving(target: Path, needed: int) -> Iterator[Path | None]:
             work.mkdir()
             try:
                 yield work
+                shutil.rmtree(target, ignore_errors=True)
                 work.rename(target)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
