@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -25,9 +26,13 @@ SEGMENT_CHARS = 1 << 16
 """Text is tokenised in segments of about this many characters, side by side in the tokenizer's own threads."""
 PROBE_CHARS = 192
 """How much text on either side of a cut must tokenise the same with and without the cut."""
+_TRIES = 16
+"""Places to try for one cut; a tokenizer that refuses them all refuses nearly every other."""
 _BATCH = 64
 
 _WORD_END = re.compile(r"(?<=[^\W_])(?=\s)")
+_BLANK = re.compile(r"\s")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -71,16 +76,26 @@ class Tokenizer:
 
     @functools.cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion: the end token, and those the folder's generation_config.json adds."""
-        ids = {self.hf.eos_token_id} - {None}
+        """Ids that end a completion: the end token, and those the folder's generation_config.json adds.
+
+        Raises `DataError` where that file does not parse.
+        """
+        ids = {self.hf.eos_token_id}
         path = self._folder / "generation_config.json" if self._folder else None
         if path and path.is_file():
-            listed = json.loads(path.read_text()).get("eos_token_id") or []
+            try:
+                listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            except (ValueError, AttributeError) as error:
+                raise DataError(f"{path}: not a generation configuration ({error}); repair it or delete it") from None
             ids |= set(listed if isinstance(listed, list) else [listed])
-        return tuple(sorted(ids))
+        return tuple(sorted(ids - {None}))
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of data, uint32 of shape (tokens,); control tokens in it are inert."""
+        """Ids of data, uint32 of shape (tokens,); control tokens in it are inert.
+
+        Raises `DataError` for half a surrogate pair.
+        """
+        _refuse_surrogates(text)
         if self._live is None:
             return _array(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
         return _array(self._inert.encode(text, add_special_tokens=False).ids)
@@ -91,23 +106,36 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of ids, control tokens spelled out; a character cut in two shows as U+FFFD."""
-        ids = [int(i) for i in ids]
+        ids = np.asarray(ids, dtype=np.uint32).tolist()
         if self._live is not None:
             return self._live.decode(ids, skip_special_tokens=False)
         return self.hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def chat(self, messages: list[dict[str, str]], **template_args: Any) -> str:
-        """Messages rendered by the model's chat template, ready for its answer. Raises `DataError` without a template."""
+        """Messages rendered by the model's chat template, ready for its answer.
+
+        Raises `DataError` without a template, and where the template refuses the messages or its arguments.
+        """
+        where = self._folder or type(self.hf).__name__
         if not self.hf.chat_template:
-            raise DataError(f"{self._folder or self.hf}: the tokenizer has no chat template, so no prompt can be rendered")
-        return self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template_args)
+            raise DataError(f"{where}: the tokenizer has no chat template, so no prompt can be rendered")
+        try:
+            return self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template_args)
+        except Exception as error:
+            said = ", ".join(f"{m['role']} message" for m in messages)
+            raise DataError(
+                f"{where}: the chat template cannot render a {said} with the arguments {template_args} "
+                f"({type(error).__name__}: {error}); change the prompt set or template_args"
+            ) from error
 
     def encode_long(self, text: str) -> LongText:
         """Ids of a long text, equal to `encode(text)`, tokenised in segments over several threads.
 
         A segment ends only where a word ends and where the text around tokenises the same with and without the cut;
-        tokenizers that offer no such place (those that put a mark before every text) get the text whole.
+        tokenizers that offer no such place (those that put a mark before every text) get the text whole. Raises
+        `DataError` as `encode` does.
         """
+        _refuse_surrogates(text)
         starts = self._cuts(text) if self._live is not None and len(text) > SEGMENT_CHARS else [0]
         pieces = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
         parts: list[np.ndarray] = []
@@ -125,7 +153,7 @@ class Tokenizer:
         starts = [0]
         at = SEGMENT_CHARS
         while at < len(text):
-            for match in _WORD_END.finditer(text, at, at + SEGMENT_CHARS):
+            for match in itertools.islice(_WORD_END.finditer(text, at, at + SEGMENT_CHARS), _TRIES):
                 if self._neutral(text, match.start()):
                     starts.append(match.start())
                     at = match.start()
@@ -135,10 +163,19 @@ class Tokenizer:
 
     def _neutral(self, text: str, cut: int) -> bool:
         left, right = text[max(0, cut - PROBE_CHARS) : cut], text[cut : cut + PROBE_CHARS]
-        if not right.strip():
+        # Runs longer than the probe (of letters before the cut, of blanks after it) could split otherwise in full.
+        if not right.strip() or not _BLANK.search(left):
             return False
         whole = self.encode(left + right)
         return np.array_equal(whole, np.concatenate([self.encode(left), self.encode(right)]))
+
+
+def _refuse_surrogates(text: str) -> None:
+    if found := _SURROGATE.search(text):
+        raise DataError(
+            f"character {found.start():,} of the text is half a surrogate pair ({found[0]!r}), which is no text; "
+            "read the text again with the encoding it was written in"
+        )
 
 
 def _array(ids: Sequence[int]) -> np.ndarray:
@@ -158,7 +195,7 @@ class LongText:
     _offsets: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The token range [first, last) that covers the characters [start, end).
+        """The token range [first, last) that covers the characters [start, end); empty where no token holds any of them.
 
         Raises `ValueError` for an empty range or one outside the text.
         """
@@ -205,4 +242,4 @@ def windows(tokens: int, size: int) -> list[tuple[int, int]]:
 
 def digest(ids: np.ndarray) -> str:
     """Hex digest of token ids; names a prompt or a chunk in traces and journals."""
-    return hashlib.blake2b(np.ascontiguousarray(ids, dtype="<u4"), digest_size=8).hexdigest()
+    return hashlib.blake2b(np.ascontiguousarray(ids, dtype="<u4").data, digest_size=8).hexdigest()
