@@ -43,6 +43,9 @@ class ModelSpec:
     template_args: dict[str, Any] = field(default_factory=lambda: {"enable_thinking": False})
     """Arguments of the chat template; thinking is off as in the paper."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "window")
+
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -73,6 +76,12 @@ class EngineSpec:
     seed: int = 0
     """Seed of the scripted engine."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "tensor_parallel", "max_batch_tokens")
+        _share(self, "gpu_memory")
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout: {self.timeout} seconds is no time; give more than 0")
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -84,6 +93,10 @@ class Execution:
     """Context tokens of samples admitted at a time; a sample's turns end before more are admitted."""
     retries: int = 2
     """Times a failed request is sent again."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "concurrency", "inflight_tokens")
+        _at_least(self, 0, "retries")
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,9 @@ class PiMemSpec:
     on_failure: Literal["fail", "continue"] = "fail"
     """What becomes of a sample when a read failed for good: it fails, or goes on and is counted as damaged."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "chunk_tokens", "memory_tokens", "read_tokens", "answer_tokens", "max_turns")
+
 
 @dataclass(frozen=True)
 class MemAgentSpec:
@@ -133,6 +149,9 @@ class MemAgentSpec:
     on_failure: Literal["fail", "continue"] = "fail"
     """What becomes of a sample when an update failed for good: it fails, or keeps the old memory and is counted as damaged."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "chunk_tokens", "memory_tokens", "answer_tokens")
+
 
 @dataclass(frozen=True)
 class VanillaSpec:
@@ -142,6 +161,9 @@ class VanillaSpec:
     """Discriminates the method."""
     answer_tokens: int = 1024
     """Most tokens of the answer."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "answer_tokens")
 
 
 @dataclass(frozen=True)
@@ -156,6 +178,9 @@ class RagSpec:
     """Windows retrieved."""
     answer_tokens: int = 1024
     """Most tokens of the answer."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "chunk_tokens", "top", "answer_tokens")
 
 
 MethodSpec = PiMemSpec | MemAgentSpec | VanillaSpec | RagSpec
@@ -184,6 +209,9 @@ class TaskSpec:
     params: dict[str, Any] = field(default_factory=dict)
     """Fields of the task's own parameters that differ from its defaults."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "length")
+
 
 @dataclass(frozen=True)
 class SamplingSpec:
@@ -195,6 +223,10 @@ class SamplingSpec:
     """Nucleus mass."""
     seed: int = 0
     """Run seed; each request's own seed is derived from it and the request's key."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "temperature")
+        _share(self, "top_p")
 
 
 @dataclass(frozen=True)
@@ -218,7 +250,7 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
 
     Nested dataclasses are built from nested mappings; a union of dataclasses is told apart by the field they share whose
     type is a one-value Literal. Integers pass as floats; nothing else is converted. Raises `ConfigError` that names
-    the place and the nearest right key.
+    the place and the nearest right key, and for numbers outside their range.
     """
     return typing.cast(T, _build(cls, data, where or cls.__name__))
 
@@ -226,7 +258,7 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
 def _build(kind: Any, data: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return data
+        return _json(data, where)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(kind, data, where)
     if origin in (typing.Union, types.UnionType):
@@ -246,7 +278,9 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return {str(k): _build(args[1], v, f"{where}.{k}") for k, v in data.items()}
     if kind is type(None) and data is None:
         return None
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        if not abs(data) < float("inf"):
+            raise ConfigError(f"{where}: expected a finite number, got {_said(data)}")
         return float(data)
     if isinstance(kind, type) and isinstance(data, kind) and (kind is bool or not isinstance(data, bool)):
         return data
@@ -270,16 +304,22 @@ def _build_dataclass(cls: Any, data: Any, where: str) -> Any:
     ]
     if required:
         raise ConfigError(f"{where}: {', '.join(required)} must be given")
-    return cls(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+    values = {k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()}
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from None
 
 
 def _build_union(args: tuple[Any, ...], data: Any, where: str) -> Any:
     records = [a for a in args if dataclasses.is_dataclass(a)]
+    if len(records) == 1 and isinstance(data, Mapping):
+        return _build_dataclass(records[0], data, where)
     if records and isinstance(data, Mapping):
         tag, kinds = _tagged(tuple(records))
         if tag not in data:
             raise ConfigError(f"{where}: the key {tag!r} must say which one; {nearest('', kinds)}")
-        if data[tag] not in kinds:
+        if not isinstance(data[tag], str) or data[tag] not in kinds:
             raise ConfigError(f"{where}.{tag}: unknown {tag} {data[tag]!r}; {nearest(str(data[tag]), kinds)}")
         return _build_dataclass(kinds[data[tag]], data, where)
     for kind in args:
@@ -299,6 +339,30 @@ def _tagged(records: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
         if all(typing.get_origin(hints[r].get(name)) is Literal and len(v) == 1 for r, v in values.items()):
             return name, {v[0]: r for r, v in values.items()}
     raise TypeError(f"no field tells {records} apart")
+
+
+def _json(data: Any, where: str) -> Any:
+    """A copy of free-form data, refused where it is not JSON: it must have a hash and outlive its file."""
+    if isinstance(data, Mapping):
+        return {str(k): _json(v, f"{where}.{k}") for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [_json(v, f"{where}[{i}]") for i, v in enumerate(data)]
+    if isinstance(data, float) and not abs(data) < float("inf"):
+        raise ConfigError(f"{where}: expected a finite number, got {_said(data)}")
+    if data is None or isinstance(data, str | int | float):
+        return data
+    raise ConfigError(f"{where}: expected text, a number, a list or a mapping, got {_said(data)}; quote it if it is text")
+
+
+def _at_least(spec: Any, low: int, *names: str) -> None:
+    for name in names:
+        if getattr(spec, name) < low:
+            raise ConfigError(f"{name}: {getattr(spec, name)} is too little; give at least {low}")
+
+
+def _share(spec: Any, name: str) -> None:
+    if not 0 < getattr(spec, name) <= 1:
+        raise ConfigError(f"{name}: {getattr(spec, name)} is no share; give a number above 0, at most 1")
 
 
 def _said(data: Any) -> str:
@@ -328,6 +392,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
@@ -341,11 +407,22 @@ def as_dict(spec: Any) -> dict[str, Any]:
 
 
 def canonical_hash(value: Any, length: int = 12) -> str:
-    """Hex digest of a specification or of JSON types: the same in every process, Python version and key order."""
+    """Hex digest of a specification or of JSON types: the same in every process, Python version and key order.
+
+    A whole number counts the same whether it is written 1 or 1.0.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = as_dict(value)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(_whole(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _whole(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @functools.cache
