@@ -1,0 +1,146 @@
+"""One question over a person's own text files: the whole workflow behind one call, and its trace.
+
+Answers go through the run store like any run's, so an interrupted question goes on where it stopped and the same question costs
+nothing the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pimem import models, paths, runs, trace_view
+from pimem.config import METHODS, EngineSpec, Execution, ModelSpec, RunSpec, SamplingSpec, TaskSpec, method_spec
+from pimem.errors import ConfigError, nearest
+from pimem.portal import Portal
+from pimem.prompts import PromptSet
+from pimem.records import Trace
+from pimem.scoring import extract
+from pimem.tasks.files import Files
+from pimem.tokens import Tokenizer
+from pimem.workflows.base import build as build_workflow
+
+SMALL = {"smollm2-135m": 2048}
+"""Models that get the prompt set for small models, and the window they are given where none is asked for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question's trace and what it takes to show it."""
+
+    trace: Trace
+    task: Files
+    spec: RunSpec
+    tokenizer: Tokenizer
+    answer: str
+    """The extracted answer; the whole response where nothing could be extracted."""
+
+    def as_text(self, show_trace: bool = True) -> str:
+        """The trace, or only the answer with the evidence it rests on and the cost."""
+        size = getattr(self.spec.method, "chunk_tokens", None)
+        if show_trace:
+            return trace_view.as_text(
+                self.trace,
+                context_ids=self.task.sample.context_ids,
+                tokenizer=self.tokenizer,
+                chunk_tokens=size,
+                source=self.task.source,
+            )
+        lines = [f"answer    {self.answer or '(none)'}"]
+        for turn in self.trace.turns:
+            for index in turn.selected:
+                text = " ".join(turn.reads[index].text.split())
+                lines.append(f"evidence  turn {turn.number}, chunk {index + 1} ({self.task.source(index * size)}): {text}")
+        return "\n".join([*lines, trace_view.cost(self.trace)])
+
+
+def ask(
+    files: Sequence[str | Path],
+    question: str,
+    *,
+    method: str = "pi_mem",
+    fields: Mapping[str, Any] | None = None,
+    semantics: str = "paper",
+    model: str = "smollm2-135m",
+    window: int | None = None,
+    prompts: str | None = None,
+    engine: EngineSpec | None = None,
+    temperature: float = 0.0,
+) -> Asked:
+    """Answers `question` over the text of `files`. Synchronous; safe in a notebook.
+
+    Budgets that `fields` does not name are set from the window (`budgets`). Raises `ConfigError`, `DataError` and
+    `BudgetError` for what cannot work, before any model call.
+    """
+    engine = engine or EngineSpec()
+    if not question.strip():
+        raise ConfigError("the question is empty")
+    if method not in METHODS:
+        raise ConfigError(f"unknown method {method!r}; {nearest(method, METHODS)}")
+    folder = models.resolve(ModelSpec(model))
+    window = window or SMALL.get(model) or models.window_of(folder)
+    if window is None:
+        raise ConfigError(f"model {model!r} does not say how long its window is; give --window")
+    tokenizer = Tokenizer.load(folder)
+    task = Files(files, question, tokenizer)
+    spec = RunSpec(
+        method=method_spec(method, {**budgets(method, window), **(fields or {})}, semantics),
+        model=ModelSpec(model, window=window),
+        task=TaskSpec("files", len(task.sample.context_ids)),
+        sampling=SamplingSpec(temperature=temperature, top_p=1.0 if temperature == 0 else 0.95),
+        prompts=prompts or ("small" if model in SMALL else "default"),
+    )
+    trace = _run(spec, task, engine, tokenizer)
+    form = PromptSet.load(spec.prompts).answer_form
+    return Asked(trace, task, spec, tokenizer, extract(trace.response, form) or trace.response.strip())
+
+
+def budgets(method: str, window: int) -> dict[str, int]:
+    """Sizes that fit a window: the paper's 5,000 and 1,024 tokens where it is large enough, less where it is not."""
+    sizes = {
+        "chunk_tokens": min(5000, window // 4),
+        "memory_tokens": min(1024, window // 12),
+        "read_tokens": min(1024, window // 16),
+        "answer_tokens": min(1024, window // 32),
+    }
+    known = {f.name for f in dataclasses.fields(type(method_spec(method)))}
+    return {k: v for k, v in sizes.items() if k in known}
+
+
+def _run(spec: RunSpec, task: Files, engine: EngineSpec, tokenizer: Tokenizer) -> Trace:
+    execution = Execution()
+    folder = models.resolve(spec.model)
+    workflow = build_workflow(
+        spec.method,
+        PromptSet.load(spec.prompts),
+        tokenizer,
+        spec.model.window,
+        spec.sampling,
+        execution.retries,
+        spec.model.template_args,
+    )
+
+    async def answer() -> Trace:
+        lazy = runs.LazyEngine.of(engine, spec.model)
+        try:
+            store = await runs.evaluate(
+                spec,
+                1,
+                engine=lazy,
+                execution=execution,
+                root=paths.runs(),
+                task=task,
+                workflow=workflow,
+                weights=runs.weights_hash(engine, folder),
+                engine_spec=engine,
+            )
+            return next(store.traces(1))
+        finally:
+            await lazy.close()
+
+    with Portal() as portal:
+        return portal.call(answer)
+
