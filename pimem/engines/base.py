@@ -40,7 +40,8 @@ class Engine(Protocol):
     process behind.
     """
 
-    info: EngineInfo
+    @property
+    def info(self) -> EngineInfo: ...
 
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion: ...
 
