@@ -12,7 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 
@@ -84,13 +84,9 @@ class Workflow(ABC):
     def empty_memory(self) -> np.ndarray:
         return self.tokenizer.encode(self.prompts.empty_memory)
 
-    def memory_ids(self, memory: str) -> np.ndarray:
-        """What a prompt shows for a memory; an empty one has a text of its own."""
-        return self.tokenizer.encode(memory) if memory else self.empty_memory
-
     @abstractmethod
     def check_spec(self) -> None:
-        """Raises `ConfigError` for a specification that can never work with this window and these prompts."""
+        """Raises `ConfigError` or `BudgetError` for a specification that can never work with this window and these prompts."""
 
     @abstractmethod
     def check_question(self, question_ids: np.ndarray) -> None:
@@ -103,9 +99,9 @@ class Workflow(ABC):
     async def run(self, question: str, context_ids: np.ndarray, engine: Engine, recorder: Recorder) -> Trace:
         """Answers a question over a context.
 
-        `context_ids`: uint32, shape (tokens,). A model call that fails for good makes the trace `failed` with the reason; it raises
-        nothing. Raises `ConfigError` for an empty question or context and `BudgetError` for a question that leaves no
-        room, before any call.
+        `context_ids`: uint32, shape (tokens,). A model call that fails for good makes the trace `failed` with the reason;
+        it raises nothing. Raises `ConfigError` for an empty question or context and `BudgetError` for a question that
+        leaves no room, before any call.
         """
         if not question.strip():
             raise ConfigError("the question is empty")
@@ -129,8 +125,9 @@ class Workflow(ABC):
         if total > self.window:
             said = ", ".join(f"{name} {n}" for name, n in {"prompt text": own, **parts, "to generate": room}.items())
             raise BudgetError(
-                f"{self.name}: a {phase} call needs {total:,} tokens ({said}), {total - self.window:,} more than the window of "
-                f"{self.window:,}. Lower chunk_tokens or the output budgets, shorten the question, or use a model with a larger window"
+                f"{self.name}: a {phase} call needs {total:,} tokens ({said}), {total - self.window:,} more than the window "
+                f"of {self.window:,}. Lower chunk_tokens or the output budgets, shorten the question, or use a model with a "
+                "larger window"
             )
 
     def chunks(self, context_ids: np.ndarray) -> list[np.ndarray]:
@@ -143,8 +140,8 @@ class Workflow(ABC):
         own = self.template(phase).tokens
         if self.spec.chunk_tokens < own:
             raise ConfigError(
-                f"{self.name}: chunk_tokens={self.spec.chunk_tokens} is less than the {own} tokens of the {phase} prompt itself, so calls would "
-                f"read more instructions than text; give at least {own}"
+                f"{self.name}: chunk_tokens={self.spec.chunk_tokens} is less than the {own} tokens of the {phase} prompt "
+                f"itself, so calls would read more instructions than text; give at least {own}"
             )
 
 
@@ -169,13 +166,15 @@ class Session:
         index: int,
         template: str,
         max_tokens: int,
+        parts: Mapping[str, np.ndarray],
         *,
         stop: tuple[str, ...] = (),
         chunk_hash: str | None = None,
-        **parts: np.ndarray,
     ) -> Call:
-        """One request, retried while the engine says that may help. The call of a request that failed for good has an error
-        and no completion. Raises `GivenUp` where the prompt does not fit the window.
+        """One request over the template's slots filled with `parts`, retried while the engine says that may help.
+
+        The call of a request that failed for good has an error and no completion. Raises `GivenUp` where the prompt does
+        not fit the window.
         """
         workflow = self.workflow
         key = CallKey(self.recorder.sample, turn, phase, index)
@@ -207,13 +206,26 @@ class Session:
         self.recorder.record(call, prompt)
         return call
 
-    def give_up(self, call: Call) -> None:
+    def memory(self, limit: int | None) -> np.ndarray:
+        """What a prompt shows for the memory; an empty one has a text of its own.
+
+        A memory generated within its budget may tokenise a little longer again: it is cut back to `limit`, and the trace
+        notes by how much.
+        """
+        if not self.trace.memory:
+            return self.workflow.empty_memory
+        ids = self.workflow.tokenizer.encode(self.trace.memory)
+        if limit is not None and len(ids) > limit:
+            self.trace.notes["memory_cut"] = max(len(ids) - limit, self.trace.notes.get("memory_cut", 0))
+        return ids[:limit]
+
+    def give_up(self, call: Call) -> NoReturn:
         """Raises: the sample fails because this call did."""
         raise GivenUp(f"{call.key.phase} call {call.key} failed after {call.attempts} attempt(s): {call.error}")
 
-    async def last(self, phase: Phase, turn: int, template: str, max_tokens: int, **parts: np.ndarray) -> None:
+    async def last(self, phase: Phase, turn: int, template: str, max_tokens: int, parts: Mapping[str, np.ndarray]) -> None:
         """The call whose text is the response."""
-        self.trace.last = await self.call(phase, turn, 0, template, max_tokens, **parts)
+        self.trace.last = await self.call(phase, turn, 0, template, max_tokens, parts)
         if self.trace.last.error:
             self.give_up(self.trace.last)
         self.trace.response = self.trace.last.text
@@ -243,7 +255,7 @@ def build(
 ) -> Workflow:
     """The workflow of a specification, its prompts compiled for a tokenizer.
 
-    Raises `ConfigError` where the specification, the prompts and the window cannot work together.
+    Raises `ConfigError` or `BudgetError` where the specification, the prompts and the window cannot work together.
     """
     module, name = _WORKFLOWS[method.method]
     return getattr(import_module(module), name)(method, prompts, tokenizer, window, sampling, retries, template_args)

@@ -25,7 +25,8 @@ class Vanilla(Workflow):
         room = self.window - self.template("answer").tokens - len(session.question_ids) - self.spec.answer_tokens
         kept = head_and_tail(context_ids, room)
         session.trace.dropped_tokens = len(context_ids) - len(kept)
-        await session.last("answer", 0, "answer", self.spec.answer_tokens, question=session.question_ids, context=kept)
+        parts = {"question": session.question_ids, "context": kept}
+        await session.last("answer", 0, "answer", self.spec.answer_tokens, parts)
 
 
 def head_and_tail(ids: np.ndarray, room: int) -> np.ndarray:

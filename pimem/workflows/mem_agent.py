@@ -41,10 +41,8 @@ class MemAgent(Workflow):
                 index,
                 "update",
                 spec.memory_tokens,
+                {"question": session.question_ids, "memory": session.memory(spec.memory_tokens), "chunk": chunk},
                 chunk_hash=digest(chunk),
-                question=session.question_ids,
-                memory=self._memory_ids(session),
-                chunk=chunk,
             )
             turn.reads = [call]
             if call.error:
@@ -53,18 +51,5 @@ class MemAgent(Workflow):
                 trace.damaged += 1
                 continue
             turn.memory_out = trace.memory = call.text.strip()
-        await session.last(
-            "final",
-            trace.turns_used,
-            "final",
-            spec.answer_tokens,
-            question=session.question_ids,
-            memory=self._memory_ids(session),
-        )
-
-    def _memory_ids(self, session: Session) -> np.ndarray:
-        ids = self.memory_ids(session.trace.memory)
-        limit = max(self.spec.memory_tokens, len(self.empty_memory))
-        if len(ids) > limit:
-            session.trace.notes["memory_cut"] = len(ids) - limit
-        return ids[:limit]
+        parts = {"question": session.question_ids, "memory": session.memory(spec.memory_tokens)}
+        await session.last("final", trace.turns_used, "final", spec.answer_tokens, parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from typing import NamedTuple
 
@@ -15,15 +16,18 @@ from pimem.tokens import digest
 from pimem.workflows.base import GivenUp, Session, Workflow
 
 NO_TAG = "<check>no</check>"
-_CHECK = re.compile(r"<check>\s*(yes|no)\s*</check>", re.IGNORECASE)
+_CHECK = re.compile(r"<check>\s*(yes|no)\s*</check>", re.IGNORECASE | re.ASCII)
 
 
 class Observation(NamedTuple):
     """What goes into a merge: a read's response, or a partial merge of several."""
 
     first: int
+    """Label of its first section, from 1."""
     last: int
     text: str
+    """As the merge shows it, label included."""
+    ids: np.ndarray
 
 
 class PiMem(Workflow):
@@ -72,22 +76,16 @@ class PiMem(Workflow):
             if not turn.selected:
                 trace.converged = not lost
                 break
-            labels = turn.selected if spec.labels == "original" else list(range(len(turn.selected)))
-            observations = [
-                Observation(label, label, turn.reads[i].text.strip()) for label, i in zip(labels, turn.selected, strict=True)
-            ]
+            observations = []
+            for place, index in enumerate(turn.selected):
+                label = (index if spec.labels == "original" else place) + 1
+                observations.append(self._observation(label, label, turn.reads[index].text.strip()))
             turn.memory_out = trace.memory = await self._merge(session, turn, observations)
-        await session.last(
-            "final",
-            trace.turns_used,
-            "final",
-            spec.answer_tokens,
-            question=session.question_ids,
-            memory=self._memory_ids(session),
-        )
+        parts = {"question": session.question_ids, "memory": session.memory(self._memory_limit)}
+        await session.last("final", trace.turns_used, "final", spec.answer_tokens, parts)
 
     async def _read(self, session: Session, turn: Turn, chunks: list[np.ndarray], hashes: list[str]) -> list[Call]:
-        memory = self._memory_ids(session)
+        memory = session.memory(self._memory_limit)
         stop = (NO_TAG,) if self.spec.select and self.spec.stop_at_no else ()
 
         async def read(index: int) -> Call:
@@ -97,11 +95,9 @@ class PiMem(Workflow):
                 index,
                 self.read_phase,
                 self.spec.read_tokens,
+                {"question": session.question_ids, "memory": memory, "chunk": chunks[index]},
                 stop=stop,
                 chunk_hash=hashes[index],
-                question=session.question_ids,
-                memory=memory,
-                chunk=chunks[index],
             )
             if self.spec.select:
                 call.check = "failed" if call.error else parse_check(call.text)
@@ -119,32 +115,29 @@ class PiMem(Workflow):
     async def _merge(self, session: Session, turn: Turn, observations: list[Observation]) -> str:
         if not self.spec.merge:
             kept = [turn.memory_in] if turn.memory_in else []
-            return "\n\n".join(kept + [self._shown(o) for o in observations])
+            return "\n\n".join(kept + [o.text for o in observations])
         room = self.window - self.spec.memory_tokens - self.template("merge").tokens - len(session.question_ids)
-        memory = self._memory_ids(session)
-        while True:
-            listed = self._listed(observations)
-            if len(memory) + len(listed) <= room:
-                call = await self._merge_call(session, turn, memory, listed, len(turn.merges))
-                turn.merges.append(call)
-                return self._merged(session, call, turn.memory_in)
+        memory = session.memory(self._memory_limit)
+        while len(memory) + self._size(observations) > room:
             groups = self._groups(observations, room - len(self.empty_memory))
+            # Every level leaves fewer observations than it found, so there is an end.
+            if len(groups) == len(observations):
+                raise GivenUp(
+                    f"merge: {self._size(observations):,} tokens of observations and {len(memory):,} of memory do not fit the "
+                    f"{room:,} that a merge has room for, and no two neighbours do; lower read_tokens or memory_tokens"
+                )
             turn.merge_levels += 1
             observations = await self._merge_groups(session, turn, groups)
+        call = await self._merge_call(session, turn, memory, observations, len(turn.merges))
+        turn.merges.append(call)
+        return self._merged(session, call, turn.memory_in)
 
     async def _merge_groups(self, session: Session, turn: Turn, groups: list[list[Observation]]) -> list[Observation]:
         """One level of a hierarchical merge: every group of several becomes one observation."""
         several = [group for group in groups if len(group) > 1]
-        if not several:
-            raise GivenUp(
-                f"merge: no two observations fit the window of {self.window:,} tokens together; lower read_tokens or memory_tokens"
-            )
         base = len(turn.merges)
         calls = await _together(
-            [
-                self._merge_call(session, turn, self.empty_memory, self._listed(group), base + i)
-                for i, group in enumerate(several)
-            ]
+            [self._merge_call(session, turn, self.empty_memory, group, base + i) for i, group in enumerate(several)]
         )
         turn.merges += calls
         merged = iter(calls)
@@ -155,22 +148,16 @@ class PiMem(Workflow):
                 continue
             text = self._merged(session, next(merged), "")
             if text:
-                out.append(Observation(group[0].first, group[-1].last, text))
+                out.append(self._observation(group[0].first, group[-1].last, text))
         if not out:
             raise GivenUp("merge: every partial merge came back empty or failed")
         return out
 
-    async def _merge_call(self, session: Session, turn: Turn, memory: np.ndarray, listed: np.ndarray, index: int) -> Call:
-        return await session.call(
-            "merge",
-            turn.number,
-            index,
-            "merge",
-            self.spec.memory_tokens,
-            question=session.question_ids,
-            memory=memory,
-            observations=listed,
-        )
+    async def _merge_call(
+        self, session: Session, turn: Turn, memory: np.ndarray, observations: list[Observation], index: int
+    ) -> Call:
+        parts = {"question": session.question_ids, "memory": memory, "observations": self._joined(observations)}
+        return await session.call("merge", turn.number, index, "merge", self.spec.memory_tokens, parts)
 
     def _merged(self, session: Session, call: Call, otherwise: str) -> str:
         """The text of a merge; where it failed for good the sample fails, or goes on with what there was."""
@@ -184,31 +171,40 @@ class PiMem(Workflow):
     def _groups(self, observations: list[Observation], room: int) -> list[list[Observation]]:
         """Neighbours packed greedily into groups that each fit `room` tokens. Raises `GivenUp` where one alone does not."""
         groups: list[list[Observation]] = []
+        used = 0
         for observation in observations:
-            if groups and len(self._listed([*groups[-1], observation])) <= room:
-                groups[-1].append(observation)
-            elif (size := len(self._listed([observation]))) <= room:
-                groups.append([observation])
-            else:
+            size = len(observation.ids)
+            if size > room:
                 raise GivenUp(
-                    f"merge: one observation of {size:,} tokens does not fit the {room:,} tokens a merge has room for"
+                    f"merge: one observation of {size:,} tokens does not fit the {room:,} tokens a merge has room for; "
+                    "lower read_tokens or memory_tokens"
                 )
+            if groups and used + len(self._between) + size <= room:
+                groups[-1].append(observation)
+                used += len(self._between) + size
+            else:
+                groups.append([observation])
+                used = size
         return groups
 
-    def _shown(self, observation: Observation) -> str:
-        first, last = observation.first + 1, observation.last + 1
-        return self.prompts.labelled(str(first) if first == last else f"{first}-{last}", observation.text)
+    def _observation(self, first: int, last: int, text: str) -> Observation:
+        shown = self.prompts.labelled(str(first) if first == last else f"{first}-{last}", text)
+        return Observation(first, last, shown, self.tokenizer.encode(shown))
 
-    def _listed(self, observations: list[Observation]) -> np.ndarray:
-        return self.tokenizer.encode("\n\n".join(self._shown(o) for o in observations))
+    @functools.cached_property
+    def _between(self) -> np.ndarray:
+        return self.tokenizer.encode("\n\n")
 
-    def _memory_ids(self, session: Session) -> np.ndarray:
-        """The memory in a prompt. Text generated within its budget may tokenise a little longer again: it is cut back to it."""
-        ids = self.memory_ids(session.trace.memory)
-        if self.spec.merge and len(ids) > max(self.spec.memory_tokens, len(self.empty_memory)):
-            session.trace.notes["memory_cut"] = len(ids) - self.spec.memory_tokens
-            return ids[: self.spec.memory_tokens]
-        return ids
+    def _size(self, observations: list[Observation]) -> int:
+        return sum(len(o.ids) for o in observations) + len(self._between) * (len(observations) - 1)
+
+    def _joined(self, observations: list[Observation]) -> np.ndarray:
+        parts = [ids for o in observations for ids in (self._between, o.ids)]
+        return np.concatenate(parts[1:])
+
+    @property
+    def _memory_limit(self) -> int | None:
+        return self.spec.memory_tokens if self.spec.merge else None
 
 
 async def _together(calls: list) -> list[Call]:

@@ -13,7 +13,7 @@ from pimem.workflows.base import Session, Workflow
 
 
 class Rag(Workflow):
-    """The retrieval baseline (supplement, section 2.1). Windows that no longer fit behind better ones are left out and noted."""
+    """The retrieval baseline (supplement, section 2.1). Windows without room behind better ones are left out and noted."""
 
     name = "rag"
     version = 1
@@ -43,16 +43,20 @@ class Rag(Workflow):
                 break
             passages += more
             trace.retrieved.append(index)
-        context = np.concatenate(passages)
-        await session.last("answer", 0, "retrieved", spec.answer_tokens, question=session.question_ids, context=context)
+        parts = {"question": session.question_ids, "context": np.concatenate(passages)}
+        await session.last("answer", 0, "retrieved", spec.answer_tokens, parts)
 
     def _rank(self, question: str, chunks: list[np.ndarray]) -> list[int]:
         """Window indices by descending score; equal scores keep the order of the text."""
         import bm25s
 
         words = [self.tokenizer.decode(chunk).lower().split() for chunk in chunks]
-        # Lucene's form of Okapi's inverse document frequency never turns negative, which the original does for words in half of the windows.
+        asked = question.lower().split()
+        if not any(set(asked) & set(window) for window in words):
+            return list(range(len(chunks)))
+        # Lucene's form of Okapi's inverse document frequency never turns negative; the original does for words that
+        # stand in half of the windows.
         index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
         index.index(words, show_progress=False)
-        scores = index.get_scores(question.lower().split())
+        scores = index.get_scores(asked)
         return [int(i) for i in np.argsort(-scores, kind="stable")]
