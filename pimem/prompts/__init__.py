@@ -1,9 +1,12 @@
 """Prompt sets: versioned data files, and the templates compiled from them for one tokenizer.
 
-A set is a folder with a `prompts.yaml`: a name, a version, an answer form, a few literals and one template a phase. A template
-is the text of a user message, or a list of messages with roles, and holds slots such as `{question}`. The chat template is rendered
-once around the slots; its pieces are tokenised once, with control tokens live. What fills a slot is tokenised on its
-own, with control tokens inert, so that nothing in a document can end a message.
+A set is a folder with a `prompts.yaml`: a name, a version, an answer form, a few literals and one template a phase. A
+template is the text of a user message, or a list of messages with roles, and holds slots such as `{question}`. The chat
+template is rendered once around the slots; its pieces are tokenised once, with control tokens live. What fills a slot is
+tokenised on its own, with control tokens inert, so that nothing in a document can end a message.
+
+So the ids are those of the rendered string except where a merge would have reached across a seam, and they decode to that
+string. Tokenizers that put a mark before every text show a blank at each seam.
 """
 
 from __future__ import annotations
@@ -71,11 +74,12 @@ class PromptSet:
     """Filled by `load`: the phases, validated."""
 
     @classmethod
-    def load(cls, name: str) -> PromptSet:
+    def load(cls, name: str | Path) -> PromptSet:
         """The set that ships under this name, or the one in this folder.
 
         Raises `ConfigError` where there is none, or where a phase or a slot is unknown or missing.
         """
+        name = str(name)
         folder = FOLDER / name if (FOLDER / name / "prompts.yaml").is_file() else Path(name)
         path = folder / "prompts.yaml"
         if not path.is_file():
