@@ -26,7 +26,7 @@ class CallKey(NamedTuple):
     turn: int
     """1-based turn; the number of turns so far for a final call; 0 for methods without turns."""
     phase: Phase
-    index: int
+    index: int  # type: ignore[assignment]  # a field of that name hides the method of tuples, which nobody needs
     """Chunk index for reads and updates; running number within the turn for merges; 0 otherwise."""
 
     def __str__(self) -> str:
