@@ -8,12 +8,12 @@ what a line says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,10 +75,11 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
 
 
 class Log:
-    """One append-only file, created at the first line, written and synced by a thread of its own.
+    """One append-only file, created at the first line.
 
-    Lines that arrive while the thread is busy are written together. After an error of the disk the file is cut back to its
-    last whole line, and every later append raises the same `StoreError`.
+    A line is written at once, by the caller: it takes microseconds, and a process that is killed the moment after has still
+    left it behind. A thread syncs what was written, so nobody waits for a disk. After an error of the disk the file is cut back
+    to its last whole line, and every later append raises the same `StoreError`.
     """
 
     def __init__(self, path: Path, header: Callable[[], bytes] | None = None):
@@ -86,125 +87,121 @@ class Log:
         self.failure: StoreError | None = None
         self._header = header
         self._wake = threading.Condition()
-        self._pending: list[tuple[bytes, bool, asyncio.Future[int]]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._dirty = False
         self._closing = False
         self._thread: threading.Thread | None = None
         self._fd = -1
         self._size = 0
 
-    async def append(self, line: bytes, durable: bool = False) -> int:
-        """Returns the line's offset once it is written; if `durable`, once it is synced as well. Raises `StoreError`."""
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def append(self, line: bytes) -> int:
+        """Returns the line's offset; the line outlives this process from now on. Raises `StoreError`."""
+        if self.failure:
+            raise self.failure
+        if self._closing:
+            raise StoreError(f"{self.path}: closed")
+        try:
+            if self._fd < 0:
+                self._create()
+            offset = self._size
+            self._write(line)
+        except OSError as error:
+            raise self._failed(error) from error
+        if not self._dirty:
+            with self._wake:
+                self._dirty = True
+                self._wake.notify()
+        return offset
+
+    async def synced(self) -> None:
+        """Returns once everything appended so far is on disk for good. Raises `StoreError`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._wake:
             if self.failure:
                 raise self.failure
-            if self._closing:
-                raise StoreError(f"{self.path}: closed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"log {self.path.name}", daemon=True)
-                self._thread.start()
-            self._pending.append((line, durable, future))
+            if self._thread is None or self._closing:
+                return
+            self._dirty = True
+            self._waiting.append(future)
             self._wake.notify()
-        return await future
+        await future
 
     def close(self) -> None:
-        """Writes and syncs what is left; idempotent."""
+        """Syncs what is left; idempotent."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._thread:
             self._thread.join()
-
-    def _run(self) -> None:
-        synced, unsynced = time.monotonic(), False
-        while True:
-            with self._wake:
-                while not self._pending and not self._closing:
-                    left = synced + SYNC_SECONDS - time.monotonic() if unsynced else None
-                    if left is not None and left <= 0:
-                        break
-                    self._wake.wait(left)
-                batch, self._pending = self._pending, []
-                closing = self._closing
-            written: list[int] = []
-            try:
-                if batch:
-                    self._write([line for line, _, _ in batch], written)
-                    unsynced = True
-                    _tell([(f, at) for (_, durable, f), at in zip(batch, written, strict=True) if not durable])
-                if unsynced and (closing or any(d for _, d, _ in batch) or time.monotonic() - synced >= SYNC_SECONDS):
-                    os.fsync(self._fd)
-                    synced, unsynced = time.monotonic(), False
-                _tell([(f, at) for (_, durable, f), at in zip(batch, written, strict=True) if durable])
-            except Exception as error:
-                self._fail(error, batch, written)
-                break
-            if closing and not batch:
-                break
         if self._fd >= 0:
             os.close(self._fd)
+            self._fd = -1
 
-    def _write(self, lines: list[bytes], written: list[int]) -> None:
-        """Appends `lines`; `written` gets the offset of each one that is whole on return or on error."""
-        if self._fd < 0:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            _sync_folder(self.path.parent)
-            if self._header:
-                self._write_all(self._header())
-        offset = self._size
-        try:
-            self._write_all(b"".join(lines))
-        finally:
-            for line in lines:
-                if offset + len(line) <= self._size:
-                    written.append(offset)
-                offset += len(line)
+    def _create(self) -> None:
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if self._header:
+            self._write(self._header())
+        self._thread = threading.Thread(target=self._sync, name=f"sync {self.path.name}", daemon=True)
+        self._thread.start()
 
-    def _write_all(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
             while rest:
                 done = os.write(self._fd, rest)
-                self._size += done
                 rest = rest[done:]
         except OSError:
-            whole = data.rfind(b"\n", 0, len(data) - len(rest)) + 1
-            self._size -= len(data) - len(rest) - whole
             os.ftruncate(self._fd, self._size)
             raise
+        self._size += len(data)
 
-    def _fail(self, error: Exception, batch: list[tuple[bytes, bool, asyncio.Future[int]]], written: list[int]) -> None:
-        full = isinstance(error, OSError) and error.errno in _FULL
+    def _sync(self) -> None:
+        try:
+            _sync_folder(self.path.parent)
+            while True:
+                with self._wake:
+                    while not (self._dirty or self._closing):
+                        self._wake.wait()
+                    closing = self._closing
+                    if not (closing or self._waiting):
+                        # Somebody who waits for the sync cuts this short.
+                        self._wake.wait_for(lambda: self._waiting or self._closing, SYNC_SECONDS)
+                    waiting, self._waiting = self._waiting, []
+                    dirty, self._dirty = self._dirty, False
+                if dirty:
+                    os.fsync(self._fd)
+                _tell(waiting, None)
+                if closing:
+                    return
+        except OSError as error:
+            failure = self._failed(error)
+            with self._wake:
+                late, self._waiting = self._waiting, []
+            _tell([*waiting, *late], failure)
+
+    def _failed(self, error: OSError) -> StoreError:
+        full = error.errno in _FULL
         self.failure = StoreError(
             f"{self.path}: {'the disk is full' if full else f'writing failed ({error})'}. Everything up to here is safe in "
             f"{self.path.parent}; {'free some space' if full else 'mend that'} and give the same command again: it goes on "
             "from there"
         )
-        self.failure.__cause__ = error
-        with self._wake:
-            late, self._pending = self._pending, []
-        _tell([(f, at) for (_, durable, f), at in zip(batch, written, strict=False) if not durable])
-        _tell([(f, self.failure) for _, _, f in (*batch, *late)])
+        return self.failure
 
 
-def _tell(results: list[tuple[asyncio.Future[int], int | StoreError]]) -> None:
-    """Resolves futures from another thread, in one step of each one's loop."""
+def _tell(futures: list[asyncio.Future[None]], failure: StoreError | None) -> None:
+    """Resolves futures from another thread; a loop that has ended has nobody left to tell."""
 
-    def resolve(mine: list[tuple[asyncio.Future[int], int | StoreError]]) -> None:
-        for future, result in mine:
-            if not future.done():
-                if isinstance(result, StoreError):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
+    def resolve(future: asyncio.Future[None]) -> None:
+        if not future.done():
+            if failure:
+                future.set_exception(failure)
+            else:
+                future.set_result(None)
 
-    for loop in {future.get_loop() for future, _ in results}:
-        # A loop that has ended has nobody left to tell.
-        if not loop.is_closed():
-            try:
-                loop.call_soon_threadsafe(resolve, [(f, r) for f, r in results if f.get_loop() is loop])
-            except RuntimeError:
-                continue
+    for future in futures:
+        with contextlib.suppress(RuntimeError):
+            future.get_loop().call_soon_threadsafe(resolve, future)
 
 
 def _sync_folder(folder: Path) -> None:

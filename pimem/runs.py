@@ -125,7 +125,7 @@ class JournalEngine:
         counts.prompt_tokens += completion.prompt_tokens
         counts.cached_tokens += completion.cached_tokens or 0
         counts.generated_tokens += completion.generated_tokens
-        await self.store.add_call(key, prompt, sampling, completion)
+        self.store.add_call(key, prompt, sampling, completion)
         return completion
 
     async def close(self) -> None:
@@ -173,11 +173,13 @@ async def evaluate(
     store = await asyncio.to_thread(RunStore.create, root, run, identity(workflow, task, weights))
     try:
         loop = _Loop(run, n, engine, execution, task, workflow, store, retry_failed, progress)
-        store.session = lambda: {
-            "engine": {"spec": as_dict(engine_spec) if engine_spec else None, "info": asdict(engine.info)},
-            "execution": as_dict(execution),
-            "provenance": provenance.collect(),
-        }
+        if loop.todo:
+            origin = await asyncio.to_thread(provenance.collect)
+            store.session = lambda: {
+                "engine": {"spec": as_dict(engine_spec) if engine_spec else None, "info": asdict(engine.info)},
+                "execution": as_dict(execution),
+                "provenance": origin,
+            }
         await loop.run()
         manifest = store.manifest()
         if loop.counts.answered or loop.counts.failed or manifest is None or manifest["n"] < n:

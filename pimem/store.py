@@ -92,7 +92,7 @@ class RunStore:
         self.damage: list[str] = []
         """Damaged or torn lines found by this object, as sentences."""
         self.session: Callable[[], dict[str, Any]] = dict
-        """Called once, when the first line is about to be written: what the manifest is to say of this process."""
+        """What the manifest is to say of this process; asked when a file's first line is written."""
         self._guard = threading.RLock()
         self._seen: dict[Path, tuple[int, int]] = {}
         self._calls: dict[bytes, list[tuple[Path, int]]] = {}
@@ -277,10 +277,10 @@ class RunStore:
                     found.setdefault(CallKey(sample, *data["key"]), []).append(known)
         return found
 
-    async def add_call(self, key: CallKey, prompt_hash: str, sampling: Sampling, completion: Completion) -> None:
-        """Returns once the call is written. Raises `StoreError`."""
+    def add_call(self, key: CallKey, prompt_hash: str, sampling: Sampling, completion: Completion) -> None:
+        """From its return on, the call outlives this process. Raises `StoreError`."""
         record = {"sample": key.sample, "key": key[1:], "prompt": prompt_hash, "sampling": sampling, "completion": completion}
-        await self._journal.append(seal(record))
+        self._journal.append(seal(record))
 
     async def add_trace(self, index: int, sample: Sample, trace: Trace) -> None:
         """Returns once the sample's trace is on disk for good. Raises `StoreError`."""
@@ -295,7 +295,8 @@ class RunStore:
         }
         head = {"sample": sample.id, "index": index, "status": trace.status, "at": at, "by": self.name}
         line = await asyncio.to_thread(seal, {**head, "about": about, "trace": trace})
-        offset = await self._traces.append(line, durable=True)
+        offset = self._traces.append(line)
+        await self._traces.synced()
         with self._guard:
             outcome = Outcome(trace.status, at, self._traces.path, offset)
             self._through(json.dumps(sample.id).encode(), index, outcome)
