@@ -39,7 +39,7 @@ class Files:
 
     def samples(self, n: int, start: int = 0) -> Iterator[Sample]:
         """The one sample there is."""
-        yield from [self.sample][start:n]
+        yield from [self.sample][start : start + n]
 
     def source(self, token: int) -> str:
         """The file and 1-based line in which a context token begins."""

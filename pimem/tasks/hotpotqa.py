@@ -1,0 +1,179 @@
+"""Long-context HotpotQA: a two-hop question whose own paragraphs stand among thousands of others, in random order.
+
+The setting of RULER's HotpotQA task as memory agents are evaluated on it (section 4 of the paper): n documents drawn from the
+paragraphs of the dev set, the gold ones always among them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pimem import corpora, data
+from pimem.config import TaskSpec, as_dict
+from pimem.config import build as build_spec
+from pimem.corpora import Corpus, Question
+from pimem.errors import ConfigError
+from pimem.records import Evidence, Sample
+from pimem.tasks.base import Built, Draw, check_range
+from pimem.tokens import Tokenizer, digest
+
+FORMAT = 1
+"""Goes up when samples are made differently."""
+EVALUATION_SHARE = 0.39
+"""Part of the paragraphs kept for evaluation by the split: of HotpotQA's 66,635 about 26,000, enough for 25,600 documents."""
+
+
+@dataclass(frozen=True)
+class HotpotQAParams:
+    """Parameters of the hotpotqa task."""
+
+    split: Literal["all", "train", "eval"] = "all"
+    """all: every question over every paragraph, as in the paper; train and eval share neither questions nor paragraphs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The questions and paragraphs of one split, as numbers into the corpus."""
+
+    questions: tuple[int, ...]
+    paragraphs: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=6)
+def split(corpus: Corpus, name: str) -> Pool:
+    """The part of `corpus` that `name` (all, train, eval) stands for. Depends on the content alone, on no seed.
+
+    Questions in the order of a hash of their ids give all their own paragraphs to evaluation until it has its share; every
+    other paragraph under the same title goes along. A question is one of training where its gold paragraphs all lie outside.
+    """
+    questions, paragraphs = corpus.questions, corpus.paragraphs
+    if name == "all":
+        return Pool(tuple(range(len(questions))), tuple(range(len(paragraphs))))
+    titles: dict[str, list[int]] = {}
+    for number, paragraph in enumerate(paragraphs):
+        titles.setdefault(paragraph.title, []).append(number)
+    kept: set[int] = set()
+    for question in sorted(questions, key=lambda q: hashlib.sha256(q.id.encode()).digest()):
+        if len(kept) >= EVALUATION_SHARE * len(paragraphs):
+            break
+        kept.update(itertools.chain.from_iterable(titles[paragraphs[p].title] for p in question.paragraphs))
+    if name == "eval":
+        chosen = (i for i, q in enumerate(questions) if kept.issuperset(q.paragraphs))
+        return Pool(tuple(chosen), tuple(sorted(kept)))
+    chosen = (i for i, q in enumerate(questions) if kept.isdisjoint(gold(q)))
+    return Pool(tuple(chosen), tuple(i for i in range(len(paragraphs)) if i not in kept))
+
+
+def gold(question: Question) -> list[int]:
+    """Numbers of the paragraphs its answer rests on, in order."""
+    return sorted({paragraph for paragraph, _ in question.support})
+
+
+def build(task: TaskSpec, tokenizer: Tokenizer) -> HotpotQA:
+    """The task over the fetched data set. Raises `ConfigError` and `DataError` as `pimem.tasks.base.build`."""
+    return HotpotQA(task, tokenizer, data.corpus("hotpotqa"))
+
+
+class HotpotQA:
+    """See `pimem.tasks.base.Task`. The same questions in the same order at every length; a longer context contains the
+    documents of a shorter one, in another order."""
+
+    name = "hotpotqa"
+    metric = "sub_em"
+    unit = "documents"
+
+    def __init__(self, task: TaskSpec, tokenizer: Tokenizer, corpus: Corpus):
+        params = build_spec(HotpotQAParams, task.params, "task hotpotqa: params")
+        self._task, self._tokenizer, self._corpus = task, tokenizer, corpus
+        self._pool = split(corpus, params.split)
+        available = len(self._pool.paragraphs)
+        if task.length > available:
+            raise ConfigError(
+                f"task hotpotqa: {task.length:,} documents are asked for and there are {available:,} in split {params.split!r}"
+            )
+        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= task.length]
+        if len(usable) < len(self._pool.questions):
+            raise ConfigError(f"task hotpotqa: {task.length} documents cannot hold the gold paragraphs of every question; 2 can")
+        self._order = Draw("hotpotqa questions", task.seed).order(len(usable))
+        self._usable = usable
+        self.data_hash = corpus.hash
+        identity = {"task": as_dict(task), "format": FORMAT, "data": corpus.hash, "tokenizer": tokenizer.hash}
+        self._built = Built(identity | {"task": {**identity["task"], "params": as_dict(params)}})
+
+    def samples(self, n: int, start: int = 0) -> Iterator[Sample]:
+        check_range(n, start, len(self._usable), f"{self.name} of length {self._task.length}")
+        return (self._sample(i) for i in range(start, start + n))
+
+    def _sample(self, index: int) -> Sample:
+        question = self._corpus.questions[self._usable[self._order[index]]]
+        documents = self._documents(question)
+        text, starts = render(self._corpus, documents)
+        long = self._tokenizer.encode_long(text)
+        evidence = []
+        for at, end in self._gold_characters(question, documents, starts):
+            evidence.append(Evidence(*long.span(at, end), text[at:end]))
+        place = {paragraph: number for number, paragraph in enumerate(documents)}
+        meta: dict[str, Any] = {
+            "tokens": len(long.ids),
+            "documents": len(documents),
+            "gold_documents": sorted(place[p] + 1 for p in gold(question)),
+            "question_id": question.id,
+            "kind": question.kind,
+        }
+        recipe = {**meta, "evidence": [[e.start, e.end] for e in evidence], "ids": digest(long.ids)}
+        self._built.keep(index, recipe)
+        return Sample(
+            id=f"hotpotqa-{self._task.length}-{index}",
+            cluster=question.id,
+            question=question.question,
+            answers=question.answers,
+            context_ids=long.ids,
+            evidence=tuple(evidence),
+            meta=meta,
+        )
+
+    def _documents(self, question: Question) -> list[int]:
+        """Paragraph numbers in the order they are shown: gold, the question's own others, then others of the pool."""
+        length, seed = self._task.length, self._task.seed
+        pool = self._pool.paragraphs
+        first = gold(question)
+        members = set(pool)
+        own = [p for p in question.paragraphs if p in members and p not in first]
+        chosen = (first + own)[:length]
+        taken = set(chosen)
+        if len(chosen) < length:
+            fill = (pool[i] for i in Draw("hotpotqa fill", seed, question.id).order(len(pool)))
+            chosen += itertools.islice((p for p in fill if p not in taken), length - len(chosen))
+        return [chosen[i] for i in Draw("hotpotqa order", seed, question.id, length).order(length)]
+
+    def _gold_characters(self, question: Question, documents: list[int], starts: list[int]) -> list[tuple[int, int]]:
+        """Character ranges of the supporting sentences, in order; of the whole paragraph where the set names no sentence of it."""
+        place = {paragraph: number for number, paragraph in enumerate(documents)}
+        ranges = set()
+        for paragraph, sentence in question.support:
+            sentences = self._corpus.paragraphs[paragraph].sentences
+            if not 0 <= sentence < len(sentences) or not sentences[sentence].strip():
+                sentences, sentence = ("".join(sentences),), 0
+            before = "".join(sentences[:sentence])
+            body = sentences[sentence]
+            at = starts[place[paragraph]] + len(before) + len(body) - len(body.lstrip())
+            ranges.add((at, at + len(body.strip())))
+        return sorted(ranges)
+
+
+def render(corpus: corpora.Corpus, documents: list[int]) -> tuple[str, list[int]]:
+    """Numbered documents as one text, and the character at which each one's paragraph begins."""
+    parts, starts, at = [], [], 0
+    for number, index in enumerate(documents, start=1):
+        paragraph = corpus.paragraphs[index]
+        head = f"Document {number}:\n{paragraph.title}\n"
+        body = paragraph.text
+        starts.append(at + len(head))
+        parts.append(head + body)
+        at += len(head) + len(body) + 2
+    return "\n\n".join(parts), starts
