@@ -66,11 +66,16 @@ def load(name: str, folder: Path = FOLDER) -> pd.DataFrame:
     return frame
 
 
-def wide(frame: pd.DataFrame, metric: str, rows: tuple[str, ...] = ("model", "method")) -> pd.DataFrame:
-    """The numbers of one metric laid out as the table prints them: `rows` down, columns across, both in printed order."""
+def wide(frame: pd.DataFrame, metric: str, rows: tuple[str, ...] = ("model", "method"), values: str = "number") -> pd.DataFrame:
+    """One metric laid out as the table prints it: `rows` down, columns across, both in printed order.
+
+    `values` "value" gives the printed digits, "N/A" where there are none. Raises `DataError` for a metric the table lacks.
+    """
     part = frame[frame["metric"] == metric]
     if part.empty:
         raise DataError(f"no metric {metric!r}; {nearest(metric, set(frame['metric']))}")
-    table = part.pivot_table(index=list(rows), columns="column", values="number", sort=False, dropna=False)
+    table = part.pivot_table(index=list(rows), columns="column", values=values, sort=False, dropna=False, aggfunc="first")
     table = table.reindex(columns=list(dict.fromkeys(part["column"])))
-    return table.dropna(how="all")
+    present = part.set_index(list(rows)).index.unique()
+    table = table.loc[table.index.isin(present)]
+    return table.fillna("").replace("", "N/A") if values == "value" else table

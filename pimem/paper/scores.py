@@ -5,7 +5,6 @@ One row a sample and run. Scores lie in 0..1; a score that does not exist for a 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +12,8 @@ from typing import Any, Protocol
 import pandas as pd
 
 from pimem.config import RunSpec
-from pimem.errors import DataError, StoreError
+from pimem.errors import DataError
+from pimem.journal import replace_file
 from pimem.records import Trace
 from pimem.scoring import AnswerForm, score
 
@@ -184,16 +184,9 @@ def combine(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def write(frame: pd.DataFrame, path: str | Path) -> Path:
     """Writes valid scores as csv, whole or not at all; the same scores always give the same bytes. Raises `StoreError`."""
     path = Path(path)
+    text = validate(frame, str(path)).to_csv(index=False, lineterminator="\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    frame = validate(frame, str(path))
-    try:
-        frame.to_csv(partial, index=False, lineterminator="\n")
-        partial.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(path, text)
     return path
 
 
