@@ -81,7 +81,9 @@ def check_range(n: int, start: int, most: int | None, name: str) -> None:
     if n < 0 or start < 0:
         raise ConfigError(f"task {name}: cannot draw {n} samples from number {start}; both must be 0 or more")
     if most is not None and start + n > most:
-        raise ConfigError(f"task {name}: samples {start} to {start + n - 1} are asked for and there are {most:,}; ask for fewer")
+        raise ConfigError(
+            f"task {name}: samples {start} to {start + n - 1} are asked for and there are {most:,}; ask for fewer"
+        )
 
 
 class Draw:

@@ -50,7 +50,10 @@ class Files:
 
 
 def read_text(path: Path) -> str:
-    """A file as text; bytes that are not UTF-8 become U+FFFD. Raises `DataError` where that is more than a few, or nothing is left."""
+    """A file as text; bytes that are not UTF-8 become U+FFFD.
+
+    Raises `DataError` where those are more than a few, and where nothing is left.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -98,7 +98,9 @@ class HotpotQA:
             )
         usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= task.length]
         if len(usable) < len(self._pool.questions):
-            raise ConfigError(f"task hotpotqa: {task.length} documents cannot hold the gold paragraphs of every question; 2 can")
+            raise ConfigError(
+                f"task hotpotqa: {task.length} documents cannot hold the gold paragraphs of every question; 2 can"
+            )
         self._order = Draw("hotpotqa questions", task.seed).order(len(usable))
         self._usable = usable
         self.data_hash = corpus.hash
