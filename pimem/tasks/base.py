@@ -71,8 +71,6 @@ def build(task: TaskSpec, tokenizer: Tokenizer) -> Task:
     """
     if task.name not in TASKS:
         raise ConfigError(f"unknown task {task.name!r}; {nearest(task.name, TASKS)}")
-    if task.length < 1:
-        raise ConfigError(f"task {task.name}: length must be at least 1, got {task.length}")
     return import_module(f"pimem.tasks.{TASKS[task.name].module}").build(task, tokenizer)
 
 
@@ -135,7 +133,7 @@ class Built:
             parts = [key for key in recipe if known.get(key) != recipe[key]]
             raise DataError(
                 f"{self._file(index)}: sample {index} comes out differently from when it was first built ({', '.join(parts)}): "
-                "a library that makes it has changed, or the file has; compare the environments, or delete the folder to start anew"
+                "a library that makes it has changed, or the file has; compare environments, or delete the folder to start anew"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -104,8 +104,8 @@ class HotpotQA:
         self._order = Draw("hotpotqa questions", task.seed).order(len(usable))
         self._usable = usable
         self.data_hash = corpus.hash
-        identity = {"task": as_dict(task), "format": FORMAT, "data": corpus.hash, "tokenizer": tokenizer.hash}
-        self._built = Built(identity | {"task": {**identity["task"], "params": as_dict(params)}})
+        made_by = {"task": as_dict(task) | {"params": as_dict(params)}, "format": FORMAT}
+        self._built = Built(made_by | {"data": corpus.hash, "tokenizer": tokenizer.hash})
 
     def samples(self, n: int, start: int = 0) -> Iterator[Sample]:
         check_range(n, start, len(self._usable), f"{self.name} of length {self._task.length}")
@@ -154,7 +154,7 @@ class HotpotQA:
         return [chosen[i] for i in Draw("hotpotqa order", seed, question.id, length).order(length)]
 
     def _gold_characters(self, question: Question, documents: list[int], starts: list[int]) -> list[tuple[int, int]]:
-        """Character ranges of the supporting sentences, in order; of the whole paragraph where the set names no sentence of it."""
+        """Character ranges of the supporting sentences, in order; of the whole paragraph where no sentence of it is named."""
         place = {paragraph: number for number, paragraph in enumerate(documents)}
         ranges = set()
         for paragraph, sentence in question.support:
