@@ -10,6 +10,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -78,6 +79,14 @@ def make_tiny_model(folder: Path, window: int = 2048) -> Path:
         model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=[2, 0], pad_token_id=0)
     model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny tokenizer alone, for tests that need no weights."""
+    folder = tmp_path_factory.mktemp("tiny_tokenizer")
+    make_tiny_tokenizer(folder)
     return folder
 
 
