@@ -298,8 +298,8 @@ def test_digest_is_of_the_ids_whatever_their_layout() -> None:
     assert len(digest(ids)) == 16
 
 
-def test_hash_names_vocabulary_and_chat_template(tiny_model: Path) -> None:
-    one, two = Tokenizer.load(tiny_model), Tokenizer.load(tiny_model)
+def test_hash_names_vocabulary_and_chat_template(tiny_tokenizer: Path) -> None:
+    one, two = Tokenizer.load(tiny_tokenizer), Tokenizer.load(tiny_tokenizer)
     assert one.hash == two.hash
     two.hf.chat_template += " "
     assert Tokenizer(two.hf).hash != one.hash
@@ -314,9 +314,9 @@ def _copy(folder: Path, to: Path, without: str = "") -> Path:
     return to
 
 
-def test_stop_ids_come_from_tokenizer_and_generation_config(tiny_model: Path, tmp_path: Path) -> None:
-    assert Tokenizer.load(tiny_model).stop_ids == (0, 2)
-    folder = _copy(tiny_model, tmp_path / "model")
+def test_stop_ids_come_from_tokenizer_and_generation_config(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    assert Tokenizer.load(tiny_tokenizer).stop_ids == (2,)
+    folder = _copy(tiny_tokenizer, tmp_path / "model")
     path = folder / "generation_config.json"
     for said, ids in [
         ({"eos_token_id": 0}, (0, 2)),
@@ -334,10 +334,10 @@ def test_stop_ids_come_from_tokenizer_and_generation_config(tiny_model: Path, tm
             _ = Tokenizer.load(folder).stop_ids
 
 
-def test_a_folder_without_a_tokenizer_is_named(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_named(tiny_tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: no such model folder"):
         Tokenizer.load(tmp_path / "nowhere")
-    folder = _copy(tiny_model, tmp_path / "model", without="tokenizer.json")
+    folder = _copy(tiny_tokenizer, tmp_path / "model", without="tokenizer.json")
     with pytest.raises(DataError, match=r"(?s)no tokenizer could be loaded from this folder.*It needs tokenizer\.json"):
         Tokenizer.load(folder)
 
@@ -350,8 +350,8 @@ def test_a_chat_is_rendered_ready_for_the_answer() -> None:
     )
 
 
-def test_a_chat_template_that_is_missing_or_refuses_is_named(tiny_model: Path) -> None:
-    tokenizer = Tokenizer.load(tiny_model)
+def test_a_chat_template_that_is_missing_or_refuses_is_named(tiny_tokenizer: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_tokenizer)
     tokenizer.hf.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(DataError, match=r"cannot render a system message with the arguments \{'a': 1\}.*no system role"):
         tokenizer.chat([{"role": "system", "content": "x"}], a=1)
