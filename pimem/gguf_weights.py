@@ -152,10 +152,11 @@ def _write_weights(tensors: list[Any], config: dict[str, Any], target: Path, dty
             continue
         name = _name(tensor.name, where)
         weights[name] = torch.from_numpy(_values(tensor, config)).to(getattr(torch, dtype)).contiguous()
-    expected = config["num_hidden_layers"]
-    layers = {int(n.split(".")[2]) for n in weights if n.startswith("model.layers.")}
-    if layers != set(range(expected)):
-        raise DataError(f"{where}: weights of {len(layers)} layers found where {expected} are declared; the file is damaged")
+    parts = [part for part in _LAYER.values() if part.endswith("weight") or config["model_type"] == "qwen2"]
+    wanted = {f"model.layers.{n}.{part}" for n in range(config["num_hidden_layers"]) for part in parts}
+    wanted |= {"model.embed_tokens.weight", "model.norm.weight"}
+    if odd := sorted(wanted ^ set(weights)):
+        raise DataError(f"{where}: {len(odd)} weights are missing or too many, the first is {odd[0]}; the file is damaged")
     save_file(weights, target, metadata={"format": "pt"})
     target.chmod(0o644)
 
