@@ -1,0 +1,90 @@
+"""RAG: BM25 over windows of this one context, the best in front of the model while there is room."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pimem.config import RagSpec
+
+QUESTION = "where does the lighthouse keeper live"
+
+
+def spec(**fields: Any) -> RagSpec:
+    return RagSpec(**{"chunk_tokens": 64, "answer_tokens": 16, **fields})
+
+
+def answer(key: Any, prompt: str) -> str:
+    return "Brest"
+
+
+def context(lab: Any, planted: int, windows: int = 12) -> Any:
+    texts = ["the fox and a dog"] * windows
+    texts[planted] = "A lighthouse keeper in Brest"
+    return lab.chunks(*texts)
+
+
+@pytest.mark.parametrize("planted", [0, 5, 11])
+async def test_a_planted_passage_comes_first_and_ties_keep_the_order_of_the_text(lab: Any, planted: int) -> None:
+    trace = await lab.run(spec(), answer, context(lab, planted), QUESTION)
+    others = [i for i in range(12) if i != planted]
+    assert trace.retrieved == [planted, *others[:5]]
+    assert (trace.status, trace.response, trace.chunks, trace.notes) == ("answered", "Brest", 12, {})
+    prompt = lab.seen[0, "answer", 0]
+    assert prompt.startswith(f"retrieved Q={QUESTION} C=A lighthouse keeper in Brest")
+    assert prompt.count("the fox and a dog") == 5
+    assert prompt.count(" \n\nthe fox") == 5
+
+
+async def test_passages_stop_where_the_window_is_full(lab: Any) -> None:
+    own = lab.build(spec()).template("retrieved").tokens
+    between = lab.size("\n\n")
+    lab.window = own + lab.size(QUESTION) + 16 + 3 * 64 + 2 * between
+    trace = await lab.run(spec(), answer, context(lab, 7), QUESTION)
+    assert trace.retrieved == [7, 0, 1]
+    assert trace.notes == {"retrieved_without_room": 3}
+    assert trace.last.completion.prompt_tokens + 16 == lab.window
+    lab.window -= 1
+    trace = await lab.run(spec(), answer, context(lab, 7), QUESTION)
+    assert (trace.retrieved, trace.notes) == ([7, 0], {"retrieved_without_room": 4})
+
+
+async def test_fewer_windows_than_wanted_are_all_shown(lab: Any) -> None:
+    trace = await lab.run(spec(), answer, lab.chunks("a fox", "a keeper"), QUESTION)
+    assert trace.retrieved == [1, 0]
+    assert (await lab.run(spec(top=1), answer, lab.chunks("a fox", "a keeper"), QUESTION)).retrieved == [1]
+
+
+@pytest.mark.parametrize("texts", [("a fox", "a dog", "a cat"), (" ", " "), ("\n",)])
+async def test_without_a_word_in_common_the_text_keeps_its_order(lab: Any, texts: tuple[str, ...]) -> None:
+    trace = await lab.run(spec(), answer, lab.chunks(*texts), QUESTION)
+    assert trace.retrieved == list(range(len(texts)))
+
+
+async def test_a_window_without_words_does_no_harm(lab: Any) -> None:
+    trace = await lab.run(spec(), answer, lab.chunks(" ", "a keeper", " "), QUESTION)
+    assert trace.retrieved == [1, 0, 2]
+
+
+async def test_words_are_compared_in_lower_case_with_their_punctuation(lab: Any) -> None:
+    trace = await lab.run(spec(top=1), answer, lab.chunks("keeper, keeper.", "a fox", "KEEPER"), QUESTION)
+    assert trace.retrieved == [2]
+
+
+def test_scores_are_those_of_the_formula(lab: Any) -> None:
+    # Three words a window, so length counts the same; k1 = 1.5.
+    windows = ["keeper a b", "keeper keeper live", "c d e"]
+    chunks = [lab.tokenizer.encode(text) for text in windows]
+    assert lab.build(spec())._rank("live keeper", chunks) == [1, 0, 2]
+
+    def idf(holding: int) -> float:
+        return math.log(1 + (3 - holding + 0.5) / (holding + 0.5))
+
+    import bm25s
+
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    index.index([w.split() for w in windows], show_progress=False)
+    wanted = [idf(2) / 2.5, idf(2) * 2 / 3.5 + idf(1) / 2.5, 0.0]
+    assert index.get_scores(["live", "keeper"]).tolist() == pytest.approx(wanted, rel=1e-6)
