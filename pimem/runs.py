@@ -15,12 +15,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pimem import provenance
+from pimem import models, provenance
 from pimem.config import EngineSpec, Execution, ModelSpec, RunSpec, as_dict, canonical_hash
 from pimem.engines.base import Engine, EngineInfo
 from pimem.engines.base import build as build_engine
 from pimem.errors import BudgetError, ConfigError, DataError, EngineError, PimemError, StoreError
 from pimem.gate import Gate, GatedEngine
+from pimem.portal import Portal
 from pimem.progress import Counts, Kind, Progress
 from pimem.records import CallKey, Completion, Sample, Sampling, Trace
 from pimem.store import Known, RunStore
@@ -264,7 +265,8 @@ class _Loop:
         if self.through(index):
             self.store.release(index)
             return "through"
-        for sample in self.task.samples(index + 1, start=index):
+        # The whole range is asked for, so that a task with fewer samples says so before any work.
+        for sample in self.task.samples(self.n - index, start=index):
             return sample
         raise DataError(f"the task has no sample {index}; ask for at most {index} samples")
 
@@ -326,7 +328,6 @@ class Parts:
 
 def prepare(run: RunSpec, engine: EngineSpec, execution: Execution) -> Parts:
     """Loads the tokenizer, prompts and data of a run. Raises `ConfigError` and `DataError` as they do."""
-    from pimem import models
     from pimem.prompts import PromptSet
     from pimem.tasks.base import build as build_task
     from pimem.tokens import Tokenizer
@@ -343,9 +344,12 @@ def prepare(run: RunSpec, engine: EngineSpec, execution: Execution) -> Parts:
         execution.retries,
         run.model.template_args,
     )
-    # What the scripted engine says is never taken for a model's answer.
-    weights = f"scripted-{engine.seed}" if engine.kind == "scripted" else models.fingerprint(folder)
-    return Parts(build_task(run.task, tokenizer), workflow, weights)
+    return Parts(build_task(run.task, tokenizer), workflow, weights_hash(engine, folder))
+
+
+def weights_hash(engine: EngineSpec, folder: Path) -> str:
+    """Digest of what answers: the model's weights, or the script, which is never taken for a model."""
+    return f"scripted-{engine.seed}" if engine.kind == "scripted" else models.fingerprint(folder)
 
 
 async def run(
@@ -385,3 +389,18 @@ async def run(
         finally:
             await lazy.close()
     return [stores[i] for i in range(len(runs))]
+
+
+def run_sync(
+    runs: Sequence[RunSpec],
+    n: int,
+    engine: EngineSpec,
+    execution: Execution,
+    root: str | Path,
+    *,
+    retry_failed: bool = True,
+    progress: Kind | None = None,
+) -> list[RunStore]:
+    """`run` for notebooks and scripts, whether or not a loop is running already."""
+    with Portal() as portal:
+        return portal.call(run, runs, n, engine, execution, root, retry_failed=retry_failed, progress=progress)

@@ -38,7 +38,7 @@ class Questions:
         self.built: list[int] = []
 
     def samples(self, n: int, start: int = 0) -> Iterator[Sample]:
-        for i in range(start, min(n, self.count)):
+        for i in range(start, min(start + n, self.count)):
             self.built.append(i)
             name = self.ids[i] if i < len(self.ids) else f"q{i}"
             context = np.arange(i, i + 100, dtype=np.uint32)
