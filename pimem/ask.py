@@ -6,14 +6,14 @@ nothing the second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pimem import models, paths, runs, trace_view
-from pimem.config import METHODS, EngineSpec, Execution, ModelSpec, RunSpec, SamplingSpec, TaskSpec, method_spec
+from pimem.config import METHODS, EngineSpec, Execution, MethodSpec, ModelSpec, RunSpec, SamplingSpec, TaskSpec, method_spec
 from pimem.errors import ConfigError, nearest
 from pimem.portal import Portal
 from pimem.prompts import PromptSet
@@ -40,13 +40,13 @@ class Asked:
 
     def as_text(self, show_trace: bool = True) -> str:
         """The trace, or only the answer with the evidence it rests on and the cost."""
-        size = getattr(self.spec.method, "chunk_tokens", None)
+        size: int = getattr(self.spec.method, "chunk_tokens", 0)
         if show_trace:
             return trace_view.as_text(
                 self.trace,
                 context_ids=self.task.sample.context_ids,
                 tokenizer=self.tokenizer,
-                chunk_tokens=size,
+                chunk_tokens=size or None,
                 source=self.task.source,
             )
         lines = [f"answer    {self.answer or '(none)'}"]
@@ -75,56 +75,46 @@ def ask(
     Budgets that `fields` does not name are set from the window (`budgets`). Raises `ConfigError`, `DataError` and
     `BudgetError` for what cannot work, before any model call.
     """
-    engine = engine or EngineSpec()
-    if not question.strip():
-        raise ConfigError("the question is empty")
     if method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {nearest(method, METHODS)}")
-    folder = models.resolve(ModelSpec(model))
-    window = window or SMALL.get(model) or models.window_of(folder)
+    window = window or SMALL.get(model) or models.window_of(models.resolve(ModelSpec(model)))
     if window is None:
         raise ConfigError(f"model {model!r} does not say how long its window is; give --window")
-    tokenizer = Tokenizer.load(folder)
-    task = Files(files, question, tokenizer)
-    spec = RunSpec(
+    return answer(
+        files,
+        question,
         method=method_spec(method, {**budgets(method, window), **(fields or {})}, semantics),
         model=ModelSpec(model, window=window),
-        task=TaskSpec("files", len(task.sample.context_ids)),
-        sampling=SamplingSpec(temperature=temperature, top_p=1.0 if temperature == 0 else 0.95),
         prompts=prompts or ("small" if model in SMALL else "default"),
-    )
-    trace = _run(spec, task, engine, tokenizer)
-    form = PromptSet.load(spec.prompts).answer_form
-    return Asked(trace, task, spec, tokenizer, extract(trace.response, form) or trace.response.strip())
-
-
-def budgets(method: str, window: int) -> dict[str, int]:
-    """Sizes that fit a window: the paper's 5,000 and 1,024 tokens where it is large enough, less where it is not."""
-    sizes = {
-        "chunk_tokens": min(5000, window // 4),
-        "memory_tokens": min(1024, window // 12),
-        "read_tokens": min(1024, window // 16),
-        "answer_tokens": min(1024, window // 32),
-    }
-    known = {f.name for f in dataclasses.fields(type(method_spec(method)))}
-    return {k: v for k, v in sizes.items() if k in known}
-
-
-def _run(spec: RunSpec, task: Files, engine: EngineSpec, tokenizer: Tokenizer) -> Trace:
-    execution = Execution()
-    folder = models.resolve(spec.model)
-    workflow = build_workflow(
-        spec.method,
-        PromptSet.load(spec.prompts),
-        tokenizer,
-        spec.model.window,
-        spec.sampling,
-        execution.retries,
-        spec.model.template_args,
+        sampling=SamplingSpec(temperature=temperature, top_p=1.0 if temperature == 0 else 0.95),
+        engine=engine or EngineSpec(),
     )
 
-    async def answer() -> Trace:
-        lazy = runs.LazyEngine.of(engine, spec.model)
+
+def answer(
+    files: Sequence[str | Path],
+    question: str,
+    *,
+    method: MethodSpec,
+    model: ModelSpec,
+    prompts: str,
+    sampling: SamplingSpec,
+    engine: EngineSpec,
+    execution: Execution | None = None,
+) -> Asked:
+    """`ask` with every specification given."""
+    if not question.strip():
+        raise ConfigError("the question is empty")
+    execution = execution or Execution()
+    folder = models.resolve(model)
+    tokenizer = Tokenizer.load(folder)
+    task = Files(files, question, tokenizer)
+    spec = RunSpec(method, model, TaskSpec("files", len(task.sample.context_ids)), sampling, prompts)
+    texts = PromptSet.load(prompts)
+    workflow = build_workflow(method, texts, tokenizer, model.window, sampling, execution.retries, model.template_args)
+
+    async def run() -> Trace:
+        lazy = runs.LazyEngine.of(engine, model)
         try:
             store = await runs.evaluate(
                 spec,
@@ -142,5 +132,17 @@ def _run(spec: RunSpec, task: Files, engine: EngineSpec, tokenizer: Tokenizer) -
             await lazy.close()
 
     with Portal() as portal:
-        return portal.call(answer)
+        trace = portal.call(run)
+    return Asked(trace, task, spec, tokenizer, extract(trace.response, texts.answer_form) or trace.response.strip())
 
+
+def budgets(method: str, window: int) -> dict[str, int]:
+    """Sizes that fit a window: the paper's 5,000 and 1,024 tokens where it is large enough, less where it is not."""
+    sizes = {
+        "chunk_tokens": min(5000, window // 4),
+        "memory_tokens": min(1024, window // 12),
+        "read_tokens": min(1024, window // 16),
+        "answer_tokens": min(1024, window // 32),
+    }
+    known = {f.name for f in dataclasses.fields(type(method_spec(method)))}
+    return {k: v for k, v in sizes.items() if k in known}

@@ -39,12 +39,18 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--question", required=True, metavar="TEXT")
     ask.add_argument("--method", default="pi_mem", help=f"one of {', '.join(METHODS)}; default pi_mem")
     ask.add_argument("--model", default="smollm2-135m", help="a name from `pimem models list`, a folder, or a hub id")
-    ask.add_argument("--window", type=int, help="most tokens of one call; default 2,048 for the default model, else the model's own")
+    ask.add_argument("--window", type=int, help="most tokens of one call; default 2,048 for the default model, else all it has")
     ask.add_argument("--prompts", help="a shipped prompt set or a folder; default fits the model's size")
     ask.add_argument("--semantics", default="paper", help=f"{' or '.join(SEMANTICS)}; see DEVIATIONS.md")
     ask.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="fields of the method, such as max_turns=2")
     ask.add_argument("--engine", default="transformers", help=field_docs(EngineSpec)["kind"])
-    ask.add_argument("--engine-set", nargs="+", default=[], metavar="KEY=VALUE", help="fields of the engine, such as url=http://127.0.0.1:8000/v1")
+    ask.add_argument(
+        "--engine-set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="fields of the engine, such as url=http://127.0.0.1:8000/v1",
+    )
     ask.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     ask.add_argument("--show-trace", action="store_true", help="every turn: which chunks spoke up, what they said, the memory")
     ask.set_defaults(run=_ask)
@@ -64,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
 
     for kind in ("data", "models"):
         group = commands.add_parser(kind, help=f"{kind}: list, fetch").add_subparsers(required=True, metavar="ACTION")
-        group.add_parser("list", help="what there is, under which licence, and what of it is here").set_defaults(run=_list, kind=kind)
+        listing = group.add_parser("list", help="what there is, under which licence, and what of it is here")
+        listing.set_defaults(run=_list, kind=kind)
         fetch = group.add_parser("fetch", help="get one, checked against its SHA-256")
         fetch.add_argument("name")
         if kind == "data":

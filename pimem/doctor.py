@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 from pimem import data, models, provenance
@@ -48,8 +49,10 @@ def _machine() -> list[Finding]:
     free = shutil.disk_usage(_existing(home())).free / 2**30
     out.append(Finding("ok" if free > 5 else "note", f"{free:.0f} GiB free where models and data are kept ({home()})"))
     revision = provenance.git()
-    said = f"git revision {revision['revision'][:12]}{' with changes' if revision['dirty'] else ''}" if revision else "not a git clone"
-    return [*out, Finding("ok" if revision else "note", said, "" if revision else "manifests cannot name a revision; work from a clone")]
+    if revision:
+        changed = " with changes" if revision["dirty"] else ""
+        return [*out, Finding("ok", f"git revision {revision['revision'][:12]}{changed}")]
+    return [*out, Finding("note", "not a git clone", "manifests cannot name a revision; work from a clone")]
 
 
 def _packages() -> list[Finding]:
@@ -76,12 +79,13 @@ def _version(names: list[str]) -> str | None:
 def _fetched() -> list[Finding]:
     out = []
     for kind, listing in (("models", models.listing()), ("data", data.listing())):
-        for name, here, about in listing:
-            out.append(Finding("ok" if here else "note", f"{kind}: {name}, {about}", "" if here else f"pimem {kind} fetch {name}"))
+        for entry in listing:
+            remedy = "" if entry.folder else f"pimem {kind} fetch {entry.name}"
+            out.append(Finding("note" if remedy else "ok", f"{kind}: {entry.name} ({entry.licence})", remedy))
     return out
 
 
-def _existing(path):
+def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path

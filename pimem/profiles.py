@@ -72,8 +72,8 @@ class Profile:
     """The prompt set."""
     semantics: str = "paper"
     """The preset under the methods' fields: paper or released."""
-    comparable: bool = False
-    """Whether model, data and sampling are the paper's own, so that its numbers may stand beside ours as the same experiment."""
+    published_model: str = ""
+    """The paper's name of the model, where model, data and sampling are the paper's own; empty where they are not."""
 
     @classmethod
     def load(cls, name: str) -> Profile:
@@ -84,7 +84,8 @@ class Profile:
         folder = paths.root() / "experiments" / "profiles"
         path = folder / f"{name}.yaml" if (folder / f"{name}.yaml").is_file() else Path(name)
         if not path.is_file():
-            raise ConfigError(f"profile {name!r}: no such profile or file; {nearest(name, [p.stem for p in folder.glob('*.yaml')])}")
+            known = [p.stem for p in folder.glob("*.yaml")]
+            raise ConfigError(f"profile {name!r}: no such profile or file; {nearest(name, known)}")
         profile = build(cls, load_yaml(path), str(path))
         for method in profile.methods:
             profile.method(method)
@@ -104,7 +105,9 @@ class Profile:
         for method in section.methods:
             self.method(method)
         if section.tasks and (section.samples < 1 or not section.lengths or min(section.lengths) < 1):
-            raise ConfigError(f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}")
+            raise ConfigError(
+                f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}"
+            )
 
     def section(self, notebook: str, changes: Mapping[str, Any] | None = None) -> Section:
         """A notebook's section with a notebook's own parameters on top; parameters that are None change nothing.

@@ -1,11 +1,12 @@
 """What an evaluation notebook calls: the cells of its section, run, scored, and shown as frames. Synchronous.
 
-    study = Study("02_hotpotqa", "smoke", lengths=[20])
-    study.plan(); study.run(); study.scores()
+study = Study("02_hotpotqa", "smoke", lengths=[20])
+study.plan(); study.run(); study.scores()
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,17 +15,17 @@ from typing import Any
 import pandas as pd
 
 from pimem import models, paths, runs, trace_view
-from pimem.config import RunSpec
+from pimem.config import PiMemSpec, RunSpec
 from pimem.errors import DataError
+from pimem.paper import figures, style, tables
 from pimem.paper import scores as score_frames
-from pimem.portal import Portal
 from pimem.profiles import Profile
 from pimem.progress import Counts
 from pimem.prompts import PromptSet
 from pimem.records import Sample, Trace
 from pimem.store import RunStore
 from pimem.tasks.base import build as build_task
-from pimem.tokens import Tokenizer, windows
+from pimem.tokens import Tokenizer, holding, windows
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,15 @@ class Study:
         budgets = ("chunk_tokens", "memory_tokens", "max_turns")
         rows = []
         for spec in self.specs:
-            row = {"task": spec.task.name, "length": spec.task.length, "method": spec.method.method, "samples": self.section.samples}
-            rows.append(row | {b: getattr(spec.method, b, None) for b in budgets} | {"window": spec.model.window})
-        return pd.DataFrame(rows).astype({b: "Int64" for b in budgets})
+            row = {"task": spec.task.name, "length": spec.task.length, "method": spec.method.method}
+            row |= {"samples": self.section.samples, "window": spec.model.window}
+            rows.append(row | {b: getattr(spec.method, b, None) for b in budgets})
+        return pd.DataFrame(rows).astype(dict.fromkeys(budgets, "Int64"))
 
     def run(self) -> pd.DataFrame:
         """Makes what the store lacks; returns a row a run with calls made and replayed, tokens and failures."""
         profile = self.profile
-        with Portal() as portal:
-            finished = portal.call(
-                runs.run, self.specs, self.section.samples, profile.engine, profile.execution, paths.runs()
-            )
+        finished = runs.run_sync(self.specs, self.section.samples, profile.engine, profile.execution, paths.runs())
         self.cells = [Cell(spec, store, store.counts) for spec, store in zip(self.specs, finished, strict=True)]
         rows = [
             {"task": c.spec.task.name, "length": c.spec.task.length, "method": c.spec.method.method, **asdict(c.counts)}
@@ -104,6 +103,30 @@ class Study:
             )
         return score_frames.combine(frames)
 
+    def summary(self, scores: pd.DataFrame) -> pd.DataFrame:
+        """A row a cell: the primary score with its 95 % interval by question, coverage where there is a memory, turns, cost."""
+        primary = tables.cells(scores, version="")
+        primary = primary[primary["column"] != "Avg"]
+        keys = ["task", "length", "method"]
+        spent = scores.groupby(keys, sort=False).agg(
+            coverage=("coverage", lambda c: 100 * c.mean()),
+            turns=("turns", "mean"),
+            calls=("calls", "mean"),
+            tokens_read=("prompt_tokens", "mean"),
+        )
+        shown = primary[[*keys, "metric", "value", "low", "high", "n", "failed"]].merge(spent.reset_index(), on=keys)
+        return shown.round(1)
+
+    def figure(self, scores: pd.DataFrame) -> Any:
+        """Sub-EM over length, as the report draws it."""
+        from IPython.display import Image
+
+        drawn, _ = figures.hqa(scores, version="(preview)")
+        buffer = io.BytesIO()
+        with style.use():
+            drawn.savefig(buffer, format="png")
+        return Image(data=buffer.getvalue(), width=900)
+
     def traces(self, method: str) -> Iterator[tuple[Cell, Sample, Trace]]:
         """The samples and traces of one method, cell by cell."""
         for cell in self.open():
@@ -123,14 +146,14 @@ class Study:
         """PI-Mem's check signal against gold, by turn: how chunks with and without evidence were judged."""
         rows = []
         for cell, sample, trace in self.traces("pi_mem"):
-            spans = windows(trace.context_tokens, cell.spec.method.chunk_tokens)
+            if not isinstance(cell.spec.method, PiMemSpec) or not cell.spec.method.select:
+                continue
+            gold = holding(windows(trace.context_tokens, cell.spec.method.chunk_tokens), sample.evidence)
             for turn in trace.turns:
-                for (start, end), call in zip(spans, turn.reads, strict=True):
-                    holds = any(e.start < end and e.end > start for e in sample.evidence)
-                    rows.append(
-                        {"task": cell.spec.task.name, "turn": turn.number, "evidence": "in chunk" if holds else "not in chunk", "check": call.check}
-                    )
+                for index, call in enumerate(turn.reads):
+                    where = "in the chunk" if index in gold else "not in the chunk"
+                    rows.append({"task": cell.spec.task.name, "turn": turn.number, "evidence": where, "check": call.check})
         if not rows:
-            raise DataError(f"{self.notebook}: PI-Mem is not among its methods, so there is no check signal")
+            raise DataError(f"{self.notebook}: no run of PI-Mem with selection, so there is no check signal")
         counts = pd.DataFrame(rows).value_counts().unstack(fill_value=0)
         return counts.reindex(columns=["yes", "no", "malformed", "failed"], fill_value=0)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pimem.errors import ConfigError, DataError
+from pimem.records import Evidence
 
 SEGMENT_CHARS = 1 << 16
 """Text is tokenised in segments of about this many characters, side by side in the tokenizer's own threads."""
@@ -99,6 +100,14 @@ class Tokenizer:
         if self._live is None:
             return _array(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
         return _array(self._inert.encode(text, add_special_tokens=False).ids)
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, side by side in the tokenizer's own threads."""
+        for text in texts:
+            _refuse_surrogates(text)
+        if self._live is None:
+            return [self.encode(text) for text in texts]
+        return [_array(e.ids) for e in self._inert.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_template(self, text: str) -> np.ndarray:
         """Ids of our own text, in which control tokens are live."""
@@ -238,6 +247,11 @@ def windows(tokens: int, size: int) -> list[tuple[int, int]]:
     if size < 1:
         raise ConfigError(f"chunk_tokens: a window of {size} tokens is not possible; give at least 1")
     return [(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def holding(spans: Sequence[tuple[int, int]], evidence: Sequence[Evidence]) -> set[int]:
+    """Indices of the windows in which a piece of evidence lies, at least in part."""
+    return {i for i, (start, end) in enumerate(spans) if any(e.start < end and e.end > start for e in evidence)}
 
 
 def digest(ids: np.ndarray) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pimem.records import Call, Evidence, Trace, Turn
-from pimem.tokens import Tokenizer, windows
+from pimem.tokens import Tokenizer, holding, windows
 
 MARKS = {"no": "·", "yes": "#", "malformed": "?", "failed": "!", None: "o"}
 """One character a chunk: no, yes, malformed, failed; o where no check is asked for."""
@@ -29,11 +29,11 @@ def as_text(
 ) -> str:
     """The trace as lines of text.
 
-    With the context and its tokenizer each selected chunk shows how it begins; `evidence` marks the chunks that hold gold; `source`
-    names the file and line of a context token.
+    With the context and its tokenizer each selected chunk shows how it begins; `evidence` marks the chunks that hold gold;
+    `source` names the file and line of a context token.
     """
     spans = windows(trace.context_tokens, chunk_tokens) if chunk_tokens else []
-    gold = {i for i, (a, b) in enumerate(spans) if any(e.start < b and e.end > a for e in evidence)}
+    gold = holding(spans, evidence)
 
     def place(index: int) -> str:
         if index >= len(spans):
@@ -46,7 +46,10 @@ def as_text(
         where = f", {source(start)}" if source else ""
         return f"chunk {index + 1} (tokens {start:,} to {end - 1:,}{where}{begins})"
 
-    lines = [f"question  {trace.question}", f"method    {trace.method}, {trace.context_tokens:,} tokens in {max(trace.chunks, 1)} chunk(s)"]
+    lines = [
+        f"question  {trace.question}",
+        f"method    {trace.method}, {trace.context_tokens:,} tokens in {max(trace.chunks, 1)} chunk(s)",
+    ]
     if trace.dropped_tokens:
         lines.append(f"cut       {trace.dropped_tokens:,} tokens from the middle, to fit the window")
     if trace.retrieved:
@@ -66,7 +69,8 @@ def _parallel_turns(turns: Sequence[Turn], place: Callable[[int], str], gold: se
     for turn in turns:
         marks = "".join(MARKS[call.check] for call in turn.reads)
         counts = f"{len(turn.selected)} of {len(turn.reads)} chunks selected"
-        lines += ["", f"turn {turn.number}    {counts}    {MARKS['no']} no  {MARKS['yes']} yes  {MARKS['malformed']} malformed  {MARKS['failed']} failed"]
+        legend = "  ".join(f"{mark} {check}" for check, mark in MARKS.items() if check)
+        lines += ["", f"turn {turn.number}    {counts}    {legend}"]
         lines += textwrap.wrap(marks, _WIDTH, initial_indent="  ", subsequent_indent="  ")
         for index in turn.selected:
             lines += _block(f"{place(index)}{' *holds evidence*' if index in gold else ''}", turn.reads[index].text, "  ")
@@ -84,7 +88,8 @@ def _recurrent_turns(turns: Sequence[Turn], place: Callable[[int], str], gold: s
     for turn in turns:
         index = turn.reads[0].key.index
         changed = "memory unchanged" if turn.memory_out == turn.memory_in else "memory rewritten"
-        lines += _block(f"{place(index)}{' *holds evidence*' if index in gold else ''}: {changed}", turn.memory_out or "(empty)", "  ")
+        holds = " *holds evidence*" if index in gold else ""
+        lines += _block(f"{place(index)}{holds}: {changed}", turn.memory_out or "(empty)", "  ")
     return lines
 
 
@@ -93,7 +98,8 @@ def _block(title: str, body: str, indent: str = "") -> list[str]:
     lines = [indent + title]
     for line in body.strip().splitlines() or [""]:
         safe = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
-        lines += textwrap.wrap(safe, _WIDTH, initial_indent=indent + "  | ", subsequent_indent=indent + "  | ") or [indent + "  |"]
+        bar = indent + "  | "
+        lines += textwrap.wrap(safe, _WIDTH, initial_indent=bar, subsequent_indent=bar) or [bar.rstrip()]
     return lines
 
 
@@ -104,7 +110,8 @@ def cost(trace: Trace) -> str:
     read, made = sum(c.prompt_tokens for c in done), sum(c.generated_tokens for c in done)
     cached = sum(c.cached_tokens or 0 for c in done)
     seconds = max((c.ended for c in done), default=0.0) - min((c.started for c in done), default=0.0)
-    parts = [f"{len(calls)} calls", f"{read:,} tokens read" + (f" ({cached:,} from cache)" if cached else ""), f"{made:,} generated"]
+    from_cache = f" ({cached:,} from cache)" if cached else ""
+    parts = [f"{len(calls)} calls", f"{read:,} tokens read{from_cache}", f"{made:,} generated"]
     failed = sum(c.error is not None for c in calls)
     if failed:
         parts.append(f"{failed} failed")

@@ -1,0 +1,45 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # One question over a text too long for the model
+#
+# PI-Mem cuts a text into chunks, reads all of them side by side against one shared memory, keeps what a chunk reports behind a
+# `<check>yes</check>`, merges it into the memory, and reads again until no chunk has anything new. Then it answers from the memory alone.
+#
+# Here a model with a declared window of 2,048 tokens is asked about a harbour log of several thousand. One sentence of the log
+# holds the answer.
+
+# %% tags=["parameters"]
+profile = "smoke"  # a profile of experiments/profiles, or the path of a YAML file
+question = None  # another question; None takes the profile's
+files = None  # other text files, relative to the repository; None takes the profile's
+
+# %%
+from pimem.quickstart import ask
+
+asked = ask(profile, question=question, files=files)
+
+# %% [markdown]
+# ## What every chunk said
+#
+# A turn shows one mark a chunk: `·` nothing new, `#` new evidence, `?` no readable check. Under it stands what was selected, where it
+# stood in the text, and the memory the merge made of it.
+
+# %%
+print(asked.as_text())
+
+# %% [markdown]
+# ## The same question, read one chunk after the other
+#
+# MemAgent rewrites its memory at every chunk. What an early chunk contributed must survive all later rewrites.
+
+# %%
+recurrent = ask(profile, question=question, files=files, method="mem_agent")
+print(recurrent.as_text())

@@ -1,0 +1,51 @@
+"""What the paper notebook calls: the scores of a profile's evaluation notebooks, made into a version of tables and figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pimem.errors import DataError, nearest
+from pimem.paper import scores, versions
+from pimem.study import Study
+
+
+class Report:
+    """The tables and figures of one profile.
+
+    Reads the run store and computes what it lacks, so that a report is never of half a run. Raises as `Study` does, and
+    `StoreError` where the version cannot be written.
+    """
+
+    def __init__(self, profile: str = "smoke"):
+        self.studies = [study for study in (Study(name, profile) for name in _notebooks(profile)) if study.specs]
+        if not self.studies:
+            raise DataError(f"profile {profile}: none of its notebooks runs anything, so there is nothing to report")
+        self.scores = scores.combine(study.scores() for study in self.studies)
+        first = self.studies[0].profile
+        same = {first.model.path: first.published_model} if first.published_model else None
+        self.version = versions.publish(self.scores, same_model=same)
+
+    def show(self, name: str) -> Any:
+        """A table (`table1_hqa`) or figure (`hqa_by_length`) of the version, as a notebook displays it.
+
+        Raises `DataError` for one the version does not have.
+        """
+        from IPython.display import Image, Markdown
+
+        table, figure = self.version["tables"] / f"{name}.md", self.version["figures"] / f"{name}.png"
+        if table.is_file():
+            return Markdown(table.read_text(encoding="utf-8"))
+        if figure.is_file():
+            return Image(filename=str(figure), width=900)
+        made = [p.stem for p in (*self.version["tables"].glob("*.md"), *self.version["figures"].glob("*.png"))]
+        raise DataError(f"no table or figure {name!r} in {self.version['tables'].name}; {nearest(name, made)}")
+
+    def folders(self) -> str:
+        """Where the version lies, a line a kind."""
+        return "\n".join(f"{kind:8} {folder}" for kind, folder in self.version.items())
+
+
+def _notebooks(profile: str) -> list[str]:
+    from pimem.profiles import Profile
+
+    return list(Profile.load(profile).notebooks)
