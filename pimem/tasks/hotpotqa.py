@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pimem import corpora, data
 from pimem.config import TaskSpec, as_dict
@@ -19,8 +19,10 @@ from pimem.config import build as build_spec
 from pimem.corpora import Corpus, Question
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
+from pimem.tasks import blocks
 from pimem.tasks.base import Built, Draw, check_range
-from pimem.tokens import Tokenizer, digest
+from pimem.tasks.blocks import Assembled
+from pimem.tokens import LongText, Tokenizer, digest
 
 FORMAT = 1
 """Goes up when samples are made differently."""
@@ -42,6 +44,16 @@ class Pool:
 
     questions: tuple[int, ...]
     paragraphs: tuple[int, ...]
+
+
+class Shown(NamedTuple):
+    """Documents as they are shown."""
+
+    text: str
+    starts: list[int]
+    """Character at which each document begins."""
+    bodies: list[int]
+    """Character at which each one's paragraph begins, after its number and title."""
 
 
 @functools.lru_cache(maxsize=6)
@@ -114,11 +126,11 @@ class HotpotQA:
     def _sample(self, index: int) -> Sample:
         question = self._corpus.questions[self._usable[self._order[index]]]
         documents = self._documents(question)
-        text, starts = render(self._corpus, documents)
-        long = self._tokenizer.encode_long(text)
+        shown = render(self._corpus, documents)
+        long = self._tokenised(documents, shown)
         evidence = []
-        for at, end in self._gold_characters(question, documents, starts):
-            evidence.append(Evidence(*long.span(at, end), text[at:end]))
+        for at, end in self._gold_characters(question, documents, shown.bodies):
+            evidence.append(Evidence(*long.span(at, end), shown.text[at:end]))
         place = {paragraph: number for number, paragraph in enumerate(documents)}
         meta: dict[str, Any] = {
             "tokens": len(long.ids),
@@ -153,7 +165,13 @@ class HotpotQA:
             chosen += itertools.islice((p for p in fill if p not in taken), length - len(chosen))
         return [chosen[i] for i in Draw("hotpotqa order", seed, question.id, length).order(length)]
 
-    def _gold_characters(self, question: Question, documents: list[int], starts: list[int]) -> list[tuple[int, int]]:
+    def _tokenised(self, documents: list[int], shown: Shown) -> LongText | Assembled:
+        """The context's ids: put together from paragraphs tokenised once where many are asked for, else tokenised whole."""
+        made = blocks.load(self._corpus, self._tokenizer, make=len(documents) >= blocks.WORTHWHILE)
+        together = made.assemble(documents, shown.text, shown.starts) if made else None
+        return together or self._tokenizer.encode_long(shown.text)
+
+    def _gold_characters(self, question: Question, documents: list[int], bodies: list[int]) -> list[tuple[int, int]]:
         """Character ranges of the supporting sentences, in order; of the whole paragraph where no sentence of it is named."""
         place = {paragraph: number for number, paragraph in enumerate(documents)}
         ranges = set()
@@ -163,19 +181,19 @@ class HotpotQA:
                 sentences, sentence = ("".join(sentences),), 0
             before = "".join(sentences[:sentence])
             body = sentences[sentence]
-            at = starts[place[paragraph]] + len(before) + len(body) - len(body.lstrip())
+            at = bodies[place[paragraph]] + len(before) + len(body) - len(body.lstrip())
             ranges.add((at, at + len(body.strip())))
         return sorted(ranges)
 
 
-def render(corpus: corpora.Corpus, documents: list[int]) -> tuple[str, list[int]]:
-    """Numbered documents as one text, and the character at which each one's paragraph begins."""
-    parts, starts, at = [], [], 0
+def render(corpus: corpora.Corpus, documents: list[int]) -> Shown:
+    """Numbered documents as one text."""
+    parts, starts, bodies, at = [], [], [], 0
     for number, index in enumerate(documents, start=1):
         paragraph = corpus.paragraphs[index]
-        head = f"Document {number}:\n{paragraph.title}\n"
-        body = paragraph.text
-        starts.append(at + len(head))
-        parts.append(head + body)
-        at += len(head) + len(body) + 2
-    return "\n\n".join(parts), starts
+        head = f"{blocks.head(number)}{paragraph.title}\n"
+        starts.append(at)
+        bodies.append(at + len(head))
+        parts.append(head + paragraph.text)
+        at += len(parts[-1]) + len(blocks.BETWEEN)
+    return Shown(blocks.BETWEEN.join(parts), starts, bodies)

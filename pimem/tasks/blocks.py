@@ -1,0 +1,124 @@
+"""Paragraphs tokenised once, and long contexts put together from their ids.
+
+A context of 25,600 documents is 3.8 million tokens, and a benchmark has 64 of them; their paragraphs are always the same ones.
+The ids put together are those of tokenising the whole text: a paragraph takes part only where its tokens were seen to end
+exactly at its own edges between two document heads, and the first and last documents of every context are compared.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pimem.config import canonical_hash
+from pimem.corpora import Corpus
+from pimem.packages import arriving, home
+from pimem.tokens import Tokenizer
+
+BETWEEN = "\n\n"
+"""Stands between two documents."""
+WORTHWHILE = 3200
+"""Documents in a context from which on tokenising every paragraph once pays."""
+_FORMAT = 1
+_NEXT = "Document"
+_BATCH = 2000
+_COMPARED = 20
+
+
+def head(number: int) -> str:
+    """What stands above a document's title. A context's documents are numbered from 1."""
+    return f"{_NEXT} {number}:\n"
+
+
+@dataclass(eq=False)
+class Assembled:
+    """A context put together from blocks; `span` as that of `pimem.tokens.LongText`."""
+
+    text: str
+    ids: np.ndarray
+    """uint32, shape (tokens,)."""
+    tokenizer: Tokenizer
+    char_starts: list[int]
+    """Character at which each document begins."""
+    token_starts: np.ndarray
+    """Token at which each document begins."""
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The token range [first, last) that covers the characters [start, end), which lie within one document."""
+        at = bisect.bisect_right(self.char_starts, start) - 1
+        stop = self.char_starts[at + 1] if at + 1 < len(self.char_starts) else len(self.text)
+        base = self.char_starts[at]
+        first, last = self.tokenizer.encode_long(self.text[base:stop]).span(start - base, end - base)
+        return int(self.token_starts[at]) + first, int(self.token_starts[at]) + last
+
+
+class Blocks:
+    """Token ids of title, paragraph and the gap after it, for each paragraph of a corpus."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer):
+        self._ids = np.load(folder / "ids.npy", mmap_mode="r")
+        self._starts = np.load(folder / "starts.npy")
+        self._tokenizer = tokenizer
+        self._heads: list[np.ndarray] = []
+
+    def assemble(self, documents: list[int], text: str, char_starts: list[int]) -> Assembled | None:
+        """`text`, which shows paragraphs `documents`, as ids; None where it must be tokenised whole."""
+        sizes = self._starts[np.asarray(documents) + 1] - self._starts[documents]
+        if not sizes.all():
+            return None
+        missing = range(len(self._heads) + 1, len(documents) + 1)
+        self._heads += self._tokenizer.encode_many([head(number) for number in missing])
+        parts: list[np.ndarray] = []
+        for at, number in enumerate(documents[:-1]):
+            parts += [self._heads[at], self._ids[self._starts[number] : self._starts[number + 1]]]
+        parts.append(self._tokenizer.encode(text[char_starts[-1] :]))
+        ids = np.concatenate(parts)
+        lengths = np.fromiter((len(part) for part in parts), dtype=np.int64)
+        token_starts = np.concatenate([[0], np.cumsum(lengths)])[: 2 * len(documents) : 2]
+        made = Assembled(text, ids, self._tokenizer, char_starts, token_starts)
+        return made if self._agrees(made) else None
+
+    def _agrees(self, made: Assembled) -> bool:
+        stop = made.char_starts[min(_COMPARED, len(made.char_starts) - 1)]
+        first = self._tokenizer.encode(made.text[:stop])
+        last = self._tokenizer.encode(made.text[made.char_starts[-_COMPARED:][0] :])
+        return np.array_equal(first, made.ids[: len(first)]) and np.array_equal(last, made.ids[len(made.ids) - len(last) :])
+
+
+def load(corpus: Corpus, tokenizer: Tokenizer, make: bool) -> Blocks | None:
+    """The blocks of `corpus` in this tokenizer's ids, from disk; where they are not there, made if `make`, else None.
+
+    Raises `DataError` where they cannot be written.
+    """
+    identity = {"format": _FORMAT, "data": corpus.hash, "tokenizer": tokenizer.hash, "head": head(1), "between": BETWEEN}
+    folder = home() / "built" / f"paragraphs-{canonical_hash(identity, length=16)}"
+    if not folder.exists():
+        if not make:
+            return None
+        with arriving(folder, 200_000_000, lambda: None, lambda line: None) as work:
+            if work is not None:
+                _make(corpus, tokenizer, work)
+    return _open(folder, tokenizer)
+
+
+@functools.lru_cache(maxsize=2)
+def _open(folder: Path, tokenizer: Tokenizer) -> Blocks:
+    return Blocks(folder, tokenizer)
+
+
+def _make(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> None:
+    before, after = tokenizer.encode(head(1)), tokenizer.encode(_NEXT)
+    parts, starts = [], [0]
+    for at in range(0, len(corpus.paragraphs), _BATCH):
+        batch = corpus.paragraphs[at : at + _BATCH]
+        for ids in tokenizer.encode_many([f"{head(1)}{p.title}\n{p.text}{BETWEEN}{_NEXT}" for p in batch]):
+            inner = ids[len(before) : len(ids) - len(after)]
+            whole = np.array_equal(ids[: len(before)], before) and np.array_equal(ids[len(ids) - len(after) :], after)
+            parts.append(inner if whole else inner[:0])
+            starts.append(starts[-1] + len(parts[-1]))
+    np.save(folder / "ids.npy", np.concatenate(parts))
+    np.save(folder / "starts.npy", np.array(starts, dtype=np.int64))
