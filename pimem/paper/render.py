@@ -57,7 +57,7 @@ def latex(table: Table) -> str:
     ours = []
     for model, rows in blocks:
         ours.append(rf"\multicolumn{{{len(head)}}}{{l}}{{\textit{{Ours: {latex_text(model)}}}}} \\")
-        ours += [" & ".join([latex_text(name), *map(_stacked, texts)]) + r" \\" for name, *texts in rows]
+        ours += [" & ".join([latex_text(name), *map(_stacked, texts)]) + r" \\[2pt]" for name, *texts in rows]
     theirs = []
     for model, part in table.paper.groupby(level="model", sort=False):
         theirs.append(rf"\multicolumn{{{len(part.columns) + 1}}}{{l}}{{\textit{{{latex_text(model)}}}}} \\")
@@ -83,8 +83,9 @@ def latex(table: Table) -> str:
 
 
 def _stacked(text: str) -> str:
+    """The interval under its value, both centred on the row."""
     value, _, interval = text.partition(" ")
-    return rf"\shortstack{{{value}\\{{\scriptsize {interval}}}}}" if interval else text
+    return rf"\begin{{tabular}}{{@{{}}r@{{}}}}{value}\\[-3pt]{{\scriptsize {interval}}}\end{{tabular}}" if interval else text
 
 
 def _tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:

@@ -135,7 +135,7 @@ def validate(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         raise DataError(f"{where}: columns missing: {', '.join(missing)}")
     if frame.empty:
         raise DataError(f"{where}: no scores")
-    frame = frame.loc[:, list(COLUMNS)].copy()
+    frame = frame.loc[:, list(COLUMNS)].reset_index(drop=True)
     for column in TEXT:
         values = frame[column]
         if values.isna().any() or (column not in _MAY_BE_BLANK and (values.astype(str) == "").any()):

@@ -151,7 +151,8 @@ def _notes(ours: pd.DataFrame, level: float) -> tuple[str, ...]:
     if ours["failed"].any():
         failed = single[single["failed"] > 0]
         where = "; ".join(
-            f"{method_name(r.method, r.variant)} at {r.column}: {r.failed} of {r.n}, {_number(r.value_answered)} without them"
+            f"{method_name(r.method, r.variant)} with {r.model} at {r.column}: {r.failed} of {r.n}, "
+            f"{_number(r.value_answered)} without them"
             for r in failed.itertuples()
         )
         notes.append(f"Failed: {where}.")

@@ -1,56 +1,20 @@
-"""Made-up scores for testing tables and figures. They never leave the tests."""
+"""Fixtures of the tests of tables and figures."""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
+from fake_scores import make_scores
 
-from pimem.paper.scores import COLUMNS, COUNTS, SCORES, validate
-
-SKILL = {"pi_mem": (0.85, 0.02), "mem_agent": (0.8, 0.05), "rag": (0.62, 0.06), "vanilla": (0.75, 0.16)}
-"""Success at the shortest length, and what each doubling costs."""
+from pimem import stats
+from pimem.paper import style
 
 
-def make_scores(
-    lengths: tuple[int, ...] = (50, 100, 200, 400),
-    n: int = 32,
-    models: tuple[str, ...] = ("smollm2-135m",),
-    task: str = "hotpotqa",
-    metric: str = "sub_em",
-    profile: str = "fixture",
-    seed: int = 0,
-) -> pd.DataFrame:
-    """Scores of four methods on the same questions at every length, correlated within a question."""
-    rng = np.random.default_rng(seed)
-    ease = rng.normal(0, 0.15, n)
-    rows = []
-    for m, model in enumerate(models):
-        for method, (start, slope) in SKILL.items():
-            for step, length in enumerate(lengths):
-                chance = np.clip(start - slope * step - 0.1 * m + ease, 0, 1)
-                for i in range(n):
-                    hit = float(rng.random() < chance[i]) if metric == "sub_em" else rng.binomial(4, chance[i]) / 4
-                    failed = method == "vanilla" and i == 0 and step == 0
-                    row: dict[str, object] = dict.fromkeys(COUNTS, 0)
-                    row |= dict.fromkeys(SCORES, float("nan"))
-                    row |= {"profile": profile, "task": task, "unit": "documents" if task == "hotpotqa" else "tokens"}
-                    row |= {"model": model, "prompts": "default", "method": method, "variant": "", "length": length, "seed": 42}
-                    row |= {
-                        "run": f"{m}{method[:2]}{step}{task[:2]}".ljust(12, "e"),
-                        "sample": f"q{i:03}",
-                        "cluster": f"c{i:03}",
-                    }
-                    row |= {"status": "failed" if failed else "answered", "metric": metric, "extracted": float(not failed)}
-                    row[metric] = 0.0 if failed else hit
-                    if metric == "sub_em":
-                        row |= {"sub_em_strict": row[metric], "em": row[metric], "f1": row[metric]}
-                    if method in ("pi_mem", "mem_agent"):
-                        row["coverage"] = min(1.0, (rng.binomial(4, min(1, chance[i] + 0.1)) / 4))
-                    row |= {"context_tokens": length * 140, "calls": 1 + length // 10, "turns": 2 if method == "pi_mem" else 0}
-                    row |= {"prompt_tokens": length * 150, "generated_tokens": 30 + length}
-                    rows.append(row)
-    return validate(pd.DataFrame(rows, columns=list(COLUMNS)), "fixture")
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer resamples and pixels than outside the tests."""
+    monkeypatch.setattr(stats, "DRAWS", 400)
+    monkeypatch.setitem(style.RC, "savefig.dpi", 60)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 
 from pimem.config import PiMemSpec, RunSpec, TaskSpec
 from pimem.errors import DataError, StoreError
-from pimem.paper import scores as scores_module
 from pimem.paper.scores import COLUMNS, collect, combine, primary_scores, read, validate, write
 from pimem.records import Call, CallKey, Completion, Sample, Sampling, Trace, Turn
 
@@ -130,7 +129,8 @@ def test_an_interrupted_write_leaves_the_old_file(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StoreError, match="No space"):
-        scores_module.write(scores, path)
+        write(scores, path)
     assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["scores.csv"]
