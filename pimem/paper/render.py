@@ -8,6 +8,9 @@ from pathlib import Path
 from pimem.journal import replace_file
 from pimem.paper.tables import Table, heading, method_name
 
+MOST_COLUMNS = 6
+"""Columns of our numbers across a LaTeX page; further ones go below. Intervals would be too small to read otherwise."""
+
 
 def layout(table: Table) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
     """Column heads, and for each model its rows of texts: method, then `value [low, high]` a length."""
@@ -54,10 +57,11 @@ def latex_text(text: str) -> str:
 def latex(table: Table) -> str:
     """Two tabulars for a document that loads booktabs and graphicx: ours with its notes, then the paper's."""
     head, blocks = layout(table)
-    ours = []
-    for model, rows in blocks:
-        ours.append(rf"\multicolumn{{{len(head)}}}{{l}}{{\textit{{Ours: {latex_text(model)}}}}} \\")
-        ours += [" & ".join([latex_text(name), *map(_stacked, texts)]) + r" \\[2pt]" for name, *texts in rows]
+    ours: list[str] = []
+    for start in range(1, len(head), MOST_COLUMNS):
+        columns = slice(start, start + MOST_COLUMNS)
+        ours += [r"\par\smallskip"] * (start > 1)
+        ours += _tabular(["Method", *map(latex_text, head[columns])], _our_rows(blocks, columns))
     theirs = []
     for model, part in table.paper.groupby(level="model", sort=False):
         theirs.append(rf"\multicolumn{{{len(part.columns) + 1}}}{{l}}{{\textit{{{latex_text(model)}}}}} \\")
@@ -70,7 +74,7 @@ def latex(table: Table) -> str:
             r"\centering",
             rf"\caption{{{latex_text(table.title)}.}}",
             rf"\label{{tab:{table.name}}}",
-            *_tabular([latex_text(h) for h in head], ours),
+            *ours,
             r"\par\smallskip\parbox{\linewidth}{\footnotesize\raggedright",
             *(latex_text(note) for note in table.notes),
             r"}\par\medskip",
@@ -80,6 +84,15 @@ def latex(table: Table) -> str:
             "",
         ]
     )
+
+
+def _our_rows(blocks: Sequence[tuple[str, list[list[str]]]], columns: slice) -> list[str]:
+    lines = []
+    for model, rows in blocks:
+        width = 1 + len(rows[0][columns])
+        lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{Ours: {latex_text(model)}}}}} \\")
+        lines += [" & ".join([latex_text(row[0]), *map(_stacked, row[columns])]) + r" \\[2pt]" for row in rows]
+    return lines
 
 
 def _stacked(text: str) -> str:

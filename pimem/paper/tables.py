@@ -132,7 +132,7 @@ def _table(
     ours = cells(scores, metric, version=version, level=level)
     paper = published.wide(published.load(source), theirs, values="value")
     caption = (
-        f"PI-Mem paper, {printed}, as printed (percent): other models, hardware, prompts and samples, so another experiment"
+        f"PI-Mem paper, {printed}, as printed (percent): its own models, hardware, prompts and samples, so another experiment"
     )
     return Table(name, title, ours, paper, caption, _notes(ours, level))
 
@@ -190,9 +190,9 @@ def heading(cells: pd.DataFrame, column: str) -> str:
 
 
 def tokens_short(n: float) -> str:
-    """7100 -> 7.1K, 3600000 -> 3.6M, and by the powers of two that benchmarks count in, 8192 -> 8K, 1048576 -> 1M."""
-    for thousand in (1024, 1000):
-        for size, letter in ((thousand**2, "M"), (thousand, "K")):
-            if n >= size and (thousand == 1000 or n % size == 0):
-                return f"{n / size:.1f}".removesuffix(".0") + letter
+    """7100 -> 7.1K, 3600000 -> 3.6M; powers of two as benchmarks name them, 8192 -> 8K, 1048576 -> 1M."""
+    thousand = 1024 if n == int(n) and int(n).bit_count() == 1 else 1000
+    for size, letter in ((thousand**2, "M"), (thousand, "K")):
+        if n >= size:
+            return f"{n / size:.1f}".removesuffix(".0") + letter
     return f"{n:.0f}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fake_scores import make_scores
 from statsmodels.stats.proportion import proportion_confint
 
 from pimem.errors import DataError
@@ -90,8 +91,6 @@ def test_two_runs_in_one_cell_need_a_variant(scores: pd.DataFrame) -> None:
 
 
 def test_few_questions_are_said_to_rank_nothing() -> None:
-    from fake_scores import make_scores
-
     few = table1(make_scores((17,), n=4), version=VERSION)
     assert any("ranks no method" in note for note in few.notes)
     assert "Avg" not in few.cells["column"].tolist()
@@ -109,8 +108,8 @@ def test_markdown_keeps_the_papers_numbers_apart(scores: pd.DataFrame) -> None:
 
 
 def test_lengths_in_short() -> None:
-    assert [tokens_short(n) for n in (300, 7100, 8192, 1_048_576, 3_600_000, 999.6, 2300)] == [
-        *("300", "7.1K", "8K", "1M", "3.6M", "1000", "2.3K")
+    assert [tokens_short(n) for n in (300, 7100, 8192, 1_048_576, 3_600_000, 1_792_000, 2300)] == [
+        *("300", "7.1K", "8K", "1M", "3.6M", "1.8M", "2.3K")
     ]
 
 
@@ -121,6 +120,16 @@ def test_latex_escapes_names(scores: pd.DataFrame) -> None:
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
     rows = [line for line in body.splitlines() if line.startswith(("Vanilla", "RAG", "MemAgent", "PI-Mem"))]
     assert [row.count(" & ") for row in rows] == [5] * 4
+
+
+def test_many_lengths_go_below_one_another_in_latex() -> None:
+    lengths = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
+    text = render.latex(table1(make_scores(lengths, n=4), version=VERSION))
+    ours = text.partition("PI-Mem paper, Table 1")[0]
+    assert ours.count(r"\toprule") == 2
+    heads = [line for line in ours.splitlines() if line.startswith("Method & ")]
+    assert [head.count(" & ") for head in heads] == [6, 5]
+    assert heads[1].endswith(r"& Avg \\")
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex")
