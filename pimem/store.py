@@ -101,16 +101,19 @@ class RunStore:
         self._writer = _WRITERS
         self._locks: Locks | None = None
         self._logs: tuple[Log, Log] | None = None
-        if write:
-            self._locks = Locks.open(path / "locks")
-            self.name = self._new_name(self._locks)
-            self._journal, self._traces = (Log(path / f"{k}-{self.name}.jsonl", self._header) for k in ("journal", "traces"))
-            self._logs = self._journal, self._traces
-            try:
+        try:
+            if write:
+                self._locks = Locks.open(path / "locks")
+                self.name = self._new_name(self._locks)
+                self._journal, self._traces = (
+                    Log(path / f"{k}-{self.name}.jsonl", self._header) for k in ("journal", "traces")
+                )
+                self._logs = self._journal, self._traces
                 self._repair()
-            except OSError as error:
-                raise StoreError(f"{path}: a torn line could not be cut off ({error})") from error
-        self.refresh()
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(cls, path: str | Path) -> RunStore:
@@ -209,25 +212,31 @@ class RunStore:
 
     def _repair(self) -> None:
         """Cuts off the unfinished last lines of processes that are gone; their text is kept."""
-        assert self._locks
         for path in sorted(self.path.glob("*-*.jsonl")):
-            with open(path, "rb+") as file:
-                size = file.seek(0, os.SEEK_END)
-                block = 1 << 16
-                end = size
-                while end > 0:
-                    start = max(0, end - block)
-                    file.seek(start)
-                    if (at := file.read(end - start).rfind(b"\n")) >= 0:
-                        end = start + at + 1
-                        break
-                    end = start
-                if end == size or not self._locks.acquire(writer := _writer_lock(path.stem.partition("-")[2])):
-                    continue
-                file.seek(end)
-                self._keep_text(path, end, file.read())
-                file.truncate(end)
-                self._locks.release(writer)
+            try:
+                self._cut(path)
+            except OSError as error:
+                raise StoreError(f"{path}: its torn last line could not be cut off ({error})") from error
+
+    def _cut(self, path: Path) -> None:
+        assert self._locks
+        with open(path, "rb+") as file:
+            size = end = file.seek(0, os.SEEK_END)
+            while end > 0:
+                start = max(0, end - (1 << 16))
+                file.seek(start)
+                if (at := file.read(end - start).rfind(b"\n")) >= 0:
+                    end = start + at + 1
+                    break
+                end = start
+            # A writer that lives is only not done with its line.
+            if end < size and self._locks.acquire(writer := _writer_lock(path.stem.partition("-")[2])):
+                try:
+                    file.seek(end)
+                    self._keep_text(path, end, file.read())
+                    file.truncate(end)
+                finally:
+                    self._locks.release(writer)
                 self.damage.append(f"{path}: its last line was torn; cut off, and what it held is made anew")
 
     def _new_name(self, locks: Locks) -> str:
