@@ -115,7 +115,7 @@ def test_a_version_is_of_one_profile(scores: pd.DataFrame, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("no_figures")
 def test_tampered_or_missing_scores_are_refused(both: pd.DataFrame, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no folder with scores"):
+    with pytest.raises(DataError, match="No profile has one yet"):
         versions.rebuild("fixture", tmp_path)
     folders = versions.publish(both, root=tmp_path)
     with pytest.raises(DataError, match="did you mean 'fixture'"):
