@@ -39,8 +39,8 @@ async def start(engine: EngineSpec, model: ModelSpec) -> OpenAIEngine:
     does not have and for a window larger than the server's, `DataError` without a tokenizer, `EngineError` where the server
     does not answer.
     """
-    if not engine.url:
-        raise ConfigError("engine.url: the openai_api engine needs the server's address, such as http://localhost:8000/v1")
+    if not _host(engine.url):
+        raise ConfigError(f"engine.url: {engine.url!r} is no address of a server; give one such as http://localhost:8000/v1")
     folder = await asyncio.to_thread(models.resolve, model, False)
     started = OpenAIEngine(engine, model, await asyncio.to_thread(Tokenizer.load, folder))
     try:
@@ -74,7 +74,7 @@ class OpenAIEngine:
             timeout=httpx.Timeout(engine.timeout, connect=min(CONNECT_SECONDS, engine.timeout)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             # A proxy of the environment is meant for servers elsewhere.
-            trust_env=not _is_local(self._url),
+            trust_env=_host(self._url) not in ("localhost", "127.0.0.1", "::1"),
         )
 
     async def _meet(self) -> None:
@@ -218,7 +218,7 @@ class OpenAIEngine:
             response = await self._client.request(method, url, json=body)
         except httpx.TimeoutException:
             raise EngineError(f"{url}: no answer within {self._timeout:g} s (timeout)") from None
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        except httpx.InvalidURL as error:
             raise ConfigError(f"engine.url: {self._url!r} is no address of a server: {error}") from None
         except httpx.HTTPError as error:
             raise EngineError(f"{url}: the server cannot be reached or hung up ({type(error).__name__}: {error})") from None
@@ -227,11 +227,7 @@ class OpenAIEngine:
         if response.status_code != 200:
             code = response.status_code
             hint = "; set the key in the environment variable of engine.api_key_env" if code in (401, 403) else ""
-            failure = EngineError(
-                f"{url}: HTTP {code}: {response.text[:300]!r}{hint}", retryable=code in (408, 429) or code >= 500
-            )
-            failure.status = code  # type: ignore[attr-defined]
-            raise failure
+            raise _Refused(f"{url}: HTTP {code}: {response.text[:300]!r}{hint}", code)
         try:
             reply = json.loads(response.content, parse_constant=_refuse_constant)
         except ValueError as error:
@@ -255,8 +251,12 @@ def _numbers(values: Any, kind: Any) -> list[Any] | None:
     return values if fit else None
 
 
-def _is_local(url: str) -> bool:
-    return (urlsplit(url).hostname or "") in ("localhost", "127.0.0.1", "::1")
+def _host(url: str | None) -> str | None:
+    try:
+        parts = urlsplit(url or "")
+    except ValueError:
+        return None
+    return parts.hostname if parts.scheme in ("http", "https") else None
 
 
 def _shown(reply: Any) -> str:

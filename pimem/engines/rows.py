@@ -105,7 +105,9 @@ class Row:
         return text[: min(ends)] if ends else None
 
     def _text(self, ids: list[int]) -> str:
-        return self._tokenizer.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = self._tokenizer.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        # The beginning of a character whose rest never came; vLLM shows none either.
+        return text.rstrip("\ufffd")
 
 
 class RowSampler(LogitsProcessor):

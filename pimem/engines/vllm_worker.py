@@ -85,6 +85,8 @@ async def serve(path: str) -> None:
     for task in list(running.values()):
         task.cancel()
     engine.shutdown()
+    # Nothing is left to do but the interpreter's own farewell, which takes seconds with torch loaded.
+    os._exit(0)
 
 
 def _forget(running: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:

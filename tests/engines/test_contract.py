@@ -34,7 +34,7 @@ def test_completion_is_whole(bench: Started) -> None:
     assert done.generated_tokens == 12
     assert done.token_ids is not None
     assert len(done.token_ids) == 12
-    assert done.text == bench.tokenizer.hf.decode(done.token_ids, skip_special_tokens=True)
+    assert done.text == bench.tokenizer.hf.decode(done.token_ids, skip_special_tokens=True).rstrip("\ufffd")
     assert done.logprobs is None
     assert before <= done.started <= done.ended <= time.time()
 
@@ -118,7 +118,7 @@ def test_a_cancelled_request_is_freed(bench: Started) -> None:
         pytest.skip("a script answers at once")
 
     async def cancel_some() -> Completion:
-        long = Sampling(1500, 1.0, seed=1, ignore_eos=True)
+        long = Sampling(700, 1.0, seed=1, ignore_eos=True)
         tasks = [asyncio.create_task(bench.engine.generate(bench.ids(f"{TEXT} {i}"), long, KEY)) for i in range(4)]
         await asyncio.sleep(0.3)
         for task in tasks:
@@ -131,7 +131,7 @@ def test_a_cancelled_request_is_freed(bench: Started) -> None:
     assert bench.portal.call(cancel_some).generated_tokens <= 5
     cancelled = time.monotonic() - start
     start = time.monotonic()
-    bench.ask(TEXT, Sampling(1500, 1.0, seed=1, ignore_eos=True))
+    bench.ask(TEXT, Sampling(700, 1.0, seed=1, ignore_eos=True))
     assert cancelled < 0.3 + 0.8 * (time.monotonic() - start)
 
 
