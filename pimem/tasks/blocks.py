@@ -83,7 +83,7 @@ class Blocks:
         return made if self._agrees(made) else None
 
     def _agrees(self, made: Assembled) -> bool:
-        stop = made.char_starts[min(_COMPARED, len(made.char_starts) - 1)]
+        stop = made.char_starts[min(_COMPARED, len(made.char_starts) - 1)] + len(_NEXT)
         first = self._tokenizer.encode(made.text[:stop])
         last = self._tokenizer.encode(made.text[made.char_starts[-_COMPARED:][0] :])
         return np.array_equal(first, made.ids[: len(first)]) and np.array_equal(last, made.ids[len(made.ids) - len(last) :])

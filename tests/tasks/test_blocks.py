@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,24 @@ def test_a_task_makes_the_same_sample_either_way(
     assert list((tmp_path / "built").glob("paragraphs-*"))
     assert np.array_equal(whole.context_ids, together.context_ids)
     assert whole.evidence == together.evidence
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("real_home")
+def test_real_documents_are_equal_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model's tokenizer merges line breaks, the tiny one does not."""
+    if not (models.home() / "models" / "smollm2-135m").exists():
+        pytest.skip("needs: pimem models fetch smollm2-135m")
+    tokenizer, real = Tokenizer.load(models.resolve(ModelSpec())), data.corpus("hotpotqa")
+    monkeypatch.setenv("PIMEM_HOME", str(tmp_path))
+    few = dataclasses.replace(real, paragraphs=real.paragraphs[:300], hash="of 300")
+    made = blocks.load(few, tokenizer, make=True)
+    assert made is not None
+    for size in (1, 19, 20, 21, 300):
+        shown = render(few, list(range(size)))
+        together = made.assemble(list(range(size)), shown.text, shown.starts)
+        assert together is not None
+        assert np.array_equal(together.ids, tokenizer.encode_long(shown.text).ids)
 
 
 @pytest.mark.slow
