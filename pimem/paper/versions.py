@@ -78,9 +78,8 @@ def rebuild(version: str | Path, root: Path | None = None) -> list[Path]:
         known = latest(str(version), root)
         if "tables" not in known:
             made = [p.parent.name for p in sorted((root / KINDS["tables"]).glob("*/latest"))]
-            raise DataError(
-                f"{version}: no folder with scores.csv and no profile with a version; {nearest(str(version), made)}"
-            )
+            hint = nearest(str(version), made) if made else "No profile has one yet; `pimem run PROFILE` makes it."
+            raise DataError(f"{version}: no folder with scores.csv and no profile with a version. {hint}")
         folder = known["tables"]
     scores = read(folder / "scores.csv")
     about: dict[str, Any] = {}
