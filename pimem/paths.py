@@ -9,7 +9,7 @@ from pimem.errors import ConfigError
 
 
 def root() -> Path:
-    """The repository: PIMEM_ROOT, else the nearest folder with `experiments/profiles` upwards from here, else from this package.
+    """The repository: PIMEM_ROOT, else the nearest folder with `experiments/profiles` upwards from here, or from this package.
 
     Raises `ConfigError` where there is none.
     """
