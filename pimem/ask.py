@@ -14,6 +14,7 @@ from typing import Any
 
 from pimem import models, paths, runs, trace_view
 from pimem.config import METHODS, EngineSpec, Execution, MethodSpec, ModelSpec, RunSpec, SamplingSpec, TaskSpec, method_spec
+from pimem.engines.lazy import LazyEngine
 from pimem.errors import ConfigError, nearest
 from pimem.portal import Portal
 from pimem.prompts import PromptSet
@@ -114,7 +115,7 @@ def answer(
     workflow = build_workflow(method, texts, tokenizer, model.window, sampling, execution.retries, model.template_args)
 
     async def run() -> Trace:
-        lazy = runs.LazyEngine.of(engine, model)
+        lazy = LazyEngine.of(engine, model)
         try:
             store = await runs.evaluate(
                 spec,

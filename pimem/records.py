@@ -166,7 +166,6 @@ class Sample:
     context_ids: np.ndarray
     """uint32, shape (tokens,)."""
     evidence: tuple[Evidence, ...] = ()
-    answer_prefix: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
 
 

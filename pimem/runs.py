@@ -7,7 +7,7 @@ error, Ctrl-C, `kill -9`, the power), the same call of `evaluate` goes on where 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pimem import models, provenance
-from pimem.config import EngineSpec, Execution, ModelSpec, RunSpec, as_dict, canonical_hash
+from pimem.config import EngineSpec, Execution, RunSpec, as_dict, canonical_hash
 from pimem.engines.base import Engine, EngineInfo
-from pimem.engines.base import build as build_engine
-from pimem.errors import BudgetError, ConfigError, DataError, EngineError, PimemError, StoreError
+from pimem.engines.lazy import LazyEngine
+from pimem.errors import BudgetError, ConfigError, DataError, EngineError, StoreError
 from pimem.gate import Gate, GatedEngine
 from pimem.portal import Portal
 from pimem.progress import Counts, Kind, Progress
@@ -38,52 +38,6 @@ class Task(Protocol):
     data_hash: str
 
     def samples(self, n: int, start: int = 0) -> Iterator[Sample]: ...
-
-
-class LazyEngine:
-    """An engine that starts at the first request, so that a run that is complete never loads a model.
-
-    Until then `info` says what the specification says. A start that failed is not tried again; it ends the run.
-    """
-
-    def __init__(self, start: Callable[[], Any], info: EngineInfo):
-        self._start = start
-        self._info = info
-        self._engine: Engine | None = None
-        self._failure: PimemError | None = None
-        self._lock = asyncio.Lock()
-
-    @classmethod
-    def of(cls, engine: EngineSpec, model: ModelSpec) -> LazyEngine:
-        return cls(lambda: build_engine(engine, model), EngineInfo(engine.kind, model.path, model.window))
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info if self._engine else self._info
-
-    async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion:
-        engine = self._engine or await self._started()
-        return await engine.generate(prompt_ids, sampling, key)
-
-    async def _started(self) -> Engine:
-        async with self._lock:
-            if self._failure:
-                raise self._failure
-            if self._engine is None:
-                try:
-                    self._engine = await self._start()
-                except EngineError as error:
-                    # A workflow would take an engine's error for a failed request and ask again.
-                    self._failure = PimemError(f"the engine did not start: {error}")
-                    raise self._failure from error
-                except PimemError as error:
-                    self._failure = error
-                    raise
-            return self._engine
-
-    async def close(self) -> None:
-        if self._engine:
-            await self._engine.close()
 
 
 class JournalEngine:
@@ -181,6 +135,7 @@ async def evaluate(
                 "execution": as_dict(execution),
                 "provenance": origin,
             }
+        store.counts = loop.counts
         await loop.run()
         manifest = store.manifest()
         if loop.counts.answered or loop.counts.failed or manifest is None or manifest["n"] < n:
@@ -285,10 +240,9 @@ class _Loop:
 
     async def _trace(self, sample: Sample) -> Trace:
         await self.engine.begin(sample.id)
-        prefix = {"answer_prefix": sample.answer_prefix} if sample.answer_prefix else {}
         recorder = SampleRecorder(sample.id)
         try:
-            return await self.workflow.run(sample.question, sample.context_ids, self.engine, recorder, **prefix)
+            return await self.workflow.run(sample.question, sample.context_ids, self.engine, recorder)
         except BudgetError as error:
             self.over_budget.append(error)
             failed = Trace(sample.id, self.workflow.name, sample.question, "failed", failure=str(error))

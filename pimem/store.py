@@ -32,6 +32,7 @@ import numpy as np
 from pimem.config import RunSpec, as_dict, canonical_hash
 from pimem.errors import ConfigError, StoreError
 from pimem.journal import Line, Locks, Log, replace_file, scan, seal
+from pimem.progress import Counts
 from pimem.records import (
     CallKey,
     Completion,
@@ -91,6 +92,8 @@ class RunStore:
         self.outcomes: dict[int, Outcome] = {}
         self.damage: list[str] = []
         """Damaged or torn lines found by this object, as sentences."""
+        self.counts = Counts()
+        """What the evaluation loop that made this object has done; all zero in a store that was only opened."""
         self.session: Callable[[], dict[str, Any]] = dict
         """What the manifest is to say of this process; asked when a file's first line is written."""
         self._guard = threading.RLock()
@@ -299,7 +302,6 @@ class RunStore:
             "question": sample.question,
             "answers": sample.answers,
             "evidence": sample.evidence,
-            "answer_prefix": sample.answer_prefix,
             "meta": sample.meta,
         }
         head = {"sample": sample.id, "index": index, "status": trace.status, "at": at, "by": self.name}

@@ -256,4 +256,4 @@ def holding(spans: Sequence[tuple[int, int]], evidence: Sequence[Evidence]) -> s
 
 def digest(ids: np.ndarray) -> str:
     """Hex digest of token ids; names a prompt or a chunk in traces and journals."""
-    return hashlib.blake2b(np.ascontiguousarray(ids, dtype="<u4").data, digest_size=8).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(ids, dtype="<u4").data).hexdigest()[:16]

@@ -19,10 +19,11 @@ from runs_standin import CALLS, READS, RUN, Counted, Questions, Reads, go, start
 from pimem import journal, runs
 from pimem.config import Execution
 from pimem.engines.base import EngineInfo
+from pimem.engines.lazy import LazyEngine
 from pimem.errors import BudgetError, ConfigError, DataError, EngineError, PimemError, StoreError
 from pimem.progress import Counts
 from pimem.records import CallKey, Sampling, to_json
-from pimem.runs import JournalEngine, LazyEngine
+from pimem.runs import JournalEngine
 from pimem.store import RunStore
 
 

@@ -10,6 +10,7 @@ from runs_standin import CALLS, Counted, Questions, Reads
 
 from pimem import runs
 from pimem.config import EngineSpec, Execution, ModelSpec, PiMemSpec, RunSpec, SamplingSpec, TaskSpec, VanillaSpec
+from pimem.engines import lazy
 from pimem.records import to_json
 from pimem.store import RunStore
 
@@ -29,7 +30,7 @@ def test_one_engine_serves_all_runs_of_a_model(tmp_path: Path, monkeypatch: pyte
     async def close(path: str) -> None:
         closed.append(path)
 
-    monkeypatch.setattr(runs, "build_engine", build)
+    monkeypatch.setattr(lazy, "build", build)
     monkeypatch.setattr(runs, "prepare", lambda *_: runs.Parts(Questions(), Reads(), "w"))  # type: ignore[arg-type]
     specs = [
         RunSpec(PiMemSpec(max_turns=turns), ModelSpec(model), TaskSpec("stand-in", 10))

@@ -294,7 +294,7 @@ def test_digest_is_of_the_ids_whatever_their_layout() -> None:
     ids = np.arange(10, dtype=np.uint32)
     assert digest(ids) == digest(ids.astype(np.int64)) == digest(np.arange(20, dtype=np.uint32)[::2] // 2)
     assert digest(ids) != digest(ids[::-1])
-    assert digest(ids[:0]) == "e4a6a0577479b2b4"
+    assert digest(ids[:0]) == "e3b0c44298fc1c14"
     assert len(digest(ids)) == 16
 
 

@@ -1,0 +1,60 @@
+"""An engine that is started only when it is first needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pimem.config import EngineSpec, ModelSpec
+from pimem.engines.base import Engine, EngineInfo, build
+from pimem.errors import EngineError, PimemError
+from pimem.records import CallKey, Completion, Sampling
+
+
+class LazyEngine:
+    """An engine that starts at the first request, so that a run that is complete never loads a model.
+
+    Until then `info` says what the specification says. A start that failed is not tried again; it ends the run.
+    """
+
+    def __init__(self, start: Callable[[], Any], info: EngineInfo):
+        self._start = start
+        self._info = info
+        self._engine: Engine | None = None
+        self._failure: PimemError | None = None
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def of(cls, engine: EngineSpec, model: ModelSpec) -> LazyEngine:
+        return cls(lambda: build(engine, model), EngineInfo(engine.kind, model.path, model.window))
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info if self._engine else self._info
+
+    async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion:
+        engine = self._engine or await self._started()
+        return await engine.generate(prompt_ids, sampling, key)
+
+    async def _started(self) -> Engine:
+        async with self._lock:
+            if self._failure:
+                raise self._failure
+            if self._engine is None:
+                try:
+                    self._engine = await self._start()
+                except EngineError as error:
+                    # A workflow would take an engine's error for a failed request and ask again.
+                    self._failure = PimemError(f"the engine did not start: {error}")
+                    raise self._failure from error
+                except PimemError as error:
+                    self._failure = error
+                    raise
+            return self._engine
+
+    async def close(self) -> None:
+        if self._engine:
+            await self._engine.close()
