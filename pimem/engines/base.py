@@ -76,4 +76,11 @@ async def build(engine: EngineSpec, model: ModelSpec) -> Engine:
     """
     if engine.kind not in _ENGINES:
         raise ConfigError(f"unknown engine {engine.kind!r}; {nearest(engine.kind, _ENGINES)}")
-    return await import_module(_ENGINES[engine.kind]).start(engine, model)
+    try:
+        module = import_module(_ENGINES[engine.kind])
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"engine {engine.kind} needs the package {error.name}, which is not installed; `pimem doctor` says how to get it",
+            retryable=False,
+        ) from error
+    return await module.start(engine, model)
