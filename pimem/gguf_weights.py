@@ -92,7 +92,8 @@ def _config(meta: dict[str, Any], dtype: str) -> dict[str, Any]:
     if kind == "llama":
         config |= {"head_dim": width // heads, "attention_bias": False, "mlp_bias": False}
     else:
-        config |= {"use_sliding_window": False}
+        # The format's version; without it transformers takes any large vocabulary for a faulty one of Mistral's and says so.
+        config |= {"use_sliding_window": False, "transformers_version": "4.57.0"}
     return config
 
 

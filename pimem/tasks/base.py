@@ -103,6 +103,11 @@ class Draw:
         return np.argsort(self.raw(n), kind="stable")
 
 
+def digest(ids: np.ndarray) -> str:
+    """Hex digest of token ids, by which a sample made again is known."""
+    return hashlib.sha256(np.ascontiguousarray(ids, dtype="<u4").data).hexdigest()
+
+
 class Built:
     """What built samples were made of, on disk under the hash of everything that decides them.
 
@@ -110,8 +115,8 @@ class Built:
     """
 
     def __init__(self, identity: dict[str, Any]):
-        self.folder = home() / "built" / canonical_hash(identity, length=16)
-        self._identity = identity
+        self._identity = identity | {"digest": "sha256"}
+        self.folder = home() / "built" / canonical_hash(self._identity, length=16)
 
     def get(self, index: int) -> dict[str, Any] | None:
         """The recipe of sample `index`; None where it was never built or its file is damaged."""

@@ -20,9 +20,9 @@ from pimem.corpora import Corpus, Question
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
 from pimem.tasks import blocks
-from pimem.tasks.base import Built, Draw, check_range
+from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.blocks import Assembled
-from pimem.tokens import LongText, Tokenizer, digest
+from pimem.tokens import LongText, Tokenizer
 
 FORMAT = 1
 """Goes up when samples are made differently."""

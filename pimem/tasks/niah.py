@@ -18,9 +18,9 @@ from pimem.config import build as build_spec
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
 from pimem.tasks import haystacks
-from pimem.tasks.base import Built, Draw, check_range
+from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.haystacks import Haystack
-from pimem.tokens import LongText, Tokenizer, digest
+from pimem.tokens import LongText, Tokenizer
 
 FORMAT = 1
 """Goes up when samples are made differently."""
