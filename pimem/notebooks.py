@@ -75,6 +75,7 @@ def _execute(profile: Profile, given: str, name: str) -> str | None:
             progress_bar=False,
             log_output=True,
             start_timeout=START_SECONDS,
+            kernel_manager_class=_local_kernel(),
             cwd=paths.root(),
         )
     except papermill.PapermillExecutionError as error:
@@ -84,6 +85,13 @@ def _execute(profile: Profile, given: str, name: str) -> str | None:
     finally:
         os.environ.pop("PIMEM_PROGRESS", None)
     return None
+
+
+def _local_kernel() -> type:
+    """A kernel reached through sockets in the file system: no open port, and no two kernels after the same one."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    return type("LocalKernel", (AsyncKernelManager,), {"transport": "ipc"})
 
 
 def _listen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -38,7 +39,10 @@ class Counts:
 
 
 def kind_of(stream: TextIO) -> Kind:
-    """How progress is to be shown: in the notebook this runs in, or on the stream."""
+    """How progress is to be shown: as PIMEM_PROGRESS says, else in the notebook this runs in, or on the stream."""
+    asked = os.environ.get("PIMEM_PROGRESS")
+    if asked in SECONDS:
+        return asked
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and hasattr(shell, "kernel"):
         return "notebook"

@@ -6,6 +6,7 @@ from typing import Any
 
 from pimem.errors import DataError, nearest
 from pimem.paper import scores, versions
+from pimem.profiles import Profile
 from pimem.study import Study
 
 
@@ -17,6 +18,10 @@ class Report:
     """
 
     def __init__(self, profile: str = "smoke"):
+        if Profile.load(profile).engine.kind == "scripted":
+            raise DataError(
+                f"profile {profile}: the scripted engine is for tests; no table or figure is made from what it says"
+            )
         self.studies = [study for study in (Study(name, profile) for name in _notebooks(profile)) if study.specs]
         if not self.studies:
             raise DataError(f"profile {profile}: none of its notebooks runs anything, so there is nothing to report")
@@ -46,6 +51,4 @@ class Report:
 
 
 def _notebooks(profile: str) -> list[str]:
-    from pimem.profiles import Profile
-
     return list(Profile.load(profile).notebooks)

@@ -41,7 +41,7 @@ def as_text(
         start, end = spans[index]
         begins = ""
         if context_ids is not None and tokenizer is not None:
-            shown = " ".join(tokenizer.decode(context_ids[start : start + 24]).split())
+            shown = " ".join(tokenizer.decode(context_ids[start : start + 10]).split())
             begins = f', begins "{shown}…"'
         where = f", {source(start)}" if source else ""
         return f"chunk {index + 1} (tokens {start:,} to {end - 1:,}{where}{begins})"
