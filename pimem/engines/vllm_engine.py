@@ -91,7 +91,8 @@ class VllmEngine:
         self._timeout = engine.timeout
         self._stop_ids = list(stop_ids)
         self._vocabulary = 1 << 32
-        self._home = Path(tempfile.mkdtemp(prefix="pimem-vllm-"))
+        # A socket's path may hold 107 bytes; a cluster's temporary folder can be longer than that by itself.
+        self._home = Path(tempfile.mkdtemp(prefix="pimem-vllm-", dir="/tmp" if len(tempfile.gettempdir()) > 70 else None))
         self.log = self._home / "worker.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._server: asyncio.Server | None = None
