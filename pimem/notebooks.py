@@ -99,10 +99,18 @@ def _listen() -> None:
     logger = logging.getLogger("papermill")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("  %(message)s"))
-        handler.addFilter(lambda record: record.levelno >= logging.WARNING and bool(record.getMessage().strip()))
+        handler.setFormatter(_Line())
+        handler.setLevel(logging.WARNING)
+        handler.addFilter(lambda record: bool(record.getMessage().strip()))
         logger.addHandler(handler)
         logger.propagate = False
+
+
+class _Line(logging.Formatter):
+    """A message as one indented line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "  " + record.getMessage().strip()
 
 
 def _say_plan(profile: Profile, given: str, chosen: Sequence[str]) -> int:

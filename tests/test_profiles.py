@@ -1,0 +1,78 @@
+"""Profiles: what notebooks run with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pimem.errors import ConfigError
+from pimem.profiles import Profile
+
+SHIPPED = sorted(p.stem for p in (Path(__file__).parents[1] / "experiments" / "profiles").glob("*.yaml"))
+
+BASE: dict[str, Any] = {
+    "name": "t",
+    "about": "a test",
+    "methods": {"pi_mem": {"max_turns": 2}, "vanilla": {}},
+    "notebooks": {"02_hotpotqa": {"tasks": {"hotpotqa": {}}, "lengths": [20, 40], "samples": 3}, "10_paper": {}},
+}
+
+
+def load(folder: Path, **changes: Any) -> Profile:
+    path = folder / "p.yaml"
+    path.write_text(yaml.safe_dump({**BASE, **changes}))
+    return Profile.load(str(path))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_profile_validates_and_names_notebooks_that_exist(name: str) -> None:
+    profile = Profile.load(name)
+    assert profile.name == name
+    notebooks = Path(__file__).parents[1] / "notebooks"
+    assert [n for n in profile.notebooks if not (notebooks / f"{n}.ipynb").is_file()] == []
+
+
+def test_runs_are_every_task_length_and_method(tmp_path: Path) -> None:
+    profile = load(tmp_path)
+    specs = list(profile.run_specs(profile.section("02_hotpotqa")))
+    cells = [(s.task.length, s.method.method) for s in specs]
+    assert cells == [(20, "pi_mem"), (20, "vanilla"), (40, "pi_mem"), (40, "vanilla")]
+    assert specs[0].method.max_turns == 2  # type: ignore[union-attr]
+
+
+def test_a_notebook_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+    section = load(tmp_path).section("02_hotpotqa", {"lengths": [7], "samples": None, "methods": None})
+    assert (section.lengths, section.samples, section.methods) == ((7,), 3, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"length": [7]}, "did you mean 'lengths'"),
+        ({"lengths": [7.5]}, r"lengths\[0\]: expected int"),
+        ({"lengths": "7"}, "lengths: expected a list"),
+        ({"samples": "4"}, "samples: expected int, got '4'"),
+        ({"samples": 0}, "samples >= 1"),
+        ({"methods": ["pimem"]}, "did you mean 'pi_mem'"),
+        ({"methods": ["rag"]}, "no method 'rag'"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_the_nearest_right_one(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path).section("02_hotpotqa", changes)
+
+
+def test_unknown_profiles_notebooks_and_keys_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'smoke'"):
+        Profile.load("smok")
+    with pytest.raises(ConfigError, match="did you mean '02_hotpotqa'"):
+        load(tmp_path).section("02_hotpot")
+    with pytest.raises(ConfigError, match="did you mean 'prompts'"):
+        load(tmp_path, prompt="small")
+    with pytest.raises(ConfigError, match="did you mean 'chunk_tokens'"):
+        load(tmp_path, methods={"pi_mem": {"chunk_token": 5}})
+    with pytest.raises(ConfigError, match="unknown semantics"):
+        load(tmp_path, semantics="relesed")
