@@ -53,16 +53,18 @@ def vllm_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         "transformers",
         pytest.param("vllm", marks=pytest.mark.engine),
         pytest.param("openai_api", marks=pytest.mark.engine),
+        pytest.param("transformers on cuda", marks=pytest.mark.gpu),
+        pytest.param("vllm on cuda", marks=pytest.mark.gpu),
     ],
 )
 def bench(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Started]:
-    """Each of the four engines over the tiny model (the scripted one over its tokenizer)."""
-    kind = request.param
+    """Each of the four engines over the tiny model (the scripted one over its tokenizer), on the CPU and on a GPU."""
+    kind, _, device = request.param.partition(" on ")
     if kind == "scripted":
         with started(scripted, tiny_model, tiny_model) as it:
             yield it
         return
     url = request.getfixturevalue("vllm_server") if kind == "openai_api" else None
-    spec = EngineSpec(kind=kind, device="cpu", eager=True, url=url, max_batch_tokens=4096)
+    spec = EngineSpec(kind=kind, device=device or "cpu", eager=True, url=url, max_batch_tokens=4096)
     with started(build, tiny_model, spec, ModelSpec(path=str(tiny_model))) as it:
         yield it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import pytest
 from engine_bench import KEY, Started, started
@@ -21,11 +22,13 @@ QUESTIONS = (
     "List three colours.",
 )
 
-pytestmark = [pytest.mark.engine, pytest.mark.data]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.engine), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+pytestmark = pytest.mark.data
 
 
-def answers(kind: str) -> list[Completion]:
-    spec = EngineSpec(kind=kind, device="cpu", max_batch_tokens=2048)
+def answers(kind: str, device: Literal["cpu", "cuda"]) -> list[Completion]:
+    spec = EngineSpec(kind=kind, device=device, max_batch_tokens=2048)
     folder = models.resolve(MODEL)
     with started(build, folder, spec, MODEL) as it:
         prompts = [it.tokenizer.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
@@ -40,12 +43,13 @@ def ask_templates(it: Started, prompts: list[str]) -> list[Completion]:
     return it.portal.call(all_of_them)
 
 
-def test_same_greedy_tokens_text_and_ends() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_same_greedy_tokens_text_and_ends(device: Literal["cpu", "cuda"]) -> None:
     try:
         models.resolve(MODEL)
     except DataError as error:
         pytest.skip(str(error))
-    ours, theirs = answers("transformers"), answers("vllm")
+    ours, theirs = answers("transformers", device), answers("vllm", device)
     for a, b in zip(ours, theirs, strict=True):
         assert a.token_ids == b.token_ids
         assert (a.text, a.finish) == (b.text, b.finish)
