@@ -54,6 +54,7 @@ def _load(engine: EngineSpec, model: ModelSpec) -> TransformersEngine:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise EngineError("device: cuda was asked for, and torch sees no GPU; use device: cpu or auto", retryable=False)
+    transformers.utils.logging.disable_progress_bar()
     try:
         weights = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, model.dtype), attn_implementation="sdpa", local_files_only=True
