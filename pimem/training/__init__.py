@@ -1,0 +1,1 @@
+"""Training: the supervised cold start of small models."""

@@ -1,0 +1,121 @@
+"""Low-rank updates of a model's linear layers, in plain torch: trained as a parametrisation, kept apart, merged once.
+
+W' = W + scale * B A with A of shape (rank, in) and B of shape (out, rank) (Hu et al. 2021, LoRA). The sum is rounded to the
+weight's own dtype in training as well, so what is trained is what is served after merging.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from pimem.errors import DataError
+
+WEIGHTS, MANIFEST = "adapter.safetensors", "adapter.json"
+
+
+class LowRank(nn.Module):
+    """The parametrisation of one weight; both factors float32, B zero at the start."""
+
+    def __init__(self, weight: torch.Tensor, rank: int, scale: float):
+        super().__init__()
+        out, into = weight.shape
+        self.a = nn.Parameter(torch.randn(rank, into, device=weight.device) / into**0.5)
+        self.b = nn.Parameter(torch.zeros(out, rank, device=weight.device))
+        self.scale = scale
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return (weight.float() + self.scale * (self.b @ self.a)).to(weight.dtype)
+
+
+class Full(nn.Module):
+    """An update of full rank, for comparison."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros_like(weight, dtype=torch.float32))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return (weight.float() + self.delta).to(weight.dtype)
+
+
+def targets(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of the model's blocks, by name; the output matrix, tied to the embedding, is none of them."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and ".layers." in name:
+            yield name, module
+
+
+def attach(model: nn.Module, rank: int, scale: float) -> list[nn.Parameter]:
+    """Freezes `model`, adds an update to each target and returns what is to be trained. Rank 0: an update of full rank."""
+    model.requires_grad_(False)
+    found = list(targets(model))
+    if not found:
+        raise DataError(f"{type(model).__name__}: no linear layer to adapt was found under '.layers.'")
+    trained: list[nn.Parameter] = []
+    for _, module in found:
+        update = LowRank(module.weight, rank, scale) if rank else Full(module.weight)
+        parametrize.register_parametrization(module, "weight", update)
+        trained += update.parameters()
+    return trained
+
+
+def detach(model: nn.Module) -> None:
+    """Takes all updates off; the model is the base again."""
+    for _, module in list(targets(model)):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The updates attached to `model` as bfloat16 tensors `<layer>.a` and `<layer>.b`."""
+    out = {}
+    for name, module in targets(model):
+        update = module.parametrizations.weight[0]  # type: ignore[union-attr, index]
+        for part in ("a", "b"):
+            out[f"{name}.{part}"] = getattr(update, part).detach().to(torch.bfloat16).cpu().contiguous()
+    return out
+
+
+def save(model: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes the updates and what is known about them; the manifest comes last."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors(model), folder / WEIGHTS)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def merged(base: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """Weights by name with the adapter added, each in its own dtype.
+
+    Raises `DataError` where the adapter names a weight that the base lacks, or shapes do not fit.
+    """
+    out = dict(base)
+    names = sorted({name.rpartition(".")[0] for name in adapter})
+    for name in names:
+        weight, a, b = base.get(f"{name}.weight"), adapter.get(f"{name}.a"), adapter.get(f"{name}.b")
+        if weight is None or a is None or b is None:
+            raise DataError(f"adapter: {name} is incomplete or not a layer of this model; it belongs to another base")
+        if (b.shape[0], a.shape[1]) != tuple(weight.shape) or a.shape[0] != b.shape[1]:
+            raise DataError(
+                f"adapter: {name} is for a weight of {b.shape[0]} by {a.shape[1]}, the base has {tuple(weight.shape)}; "
+                "it belongs to another base"
+            )
+        out[f"{name}.weight"] = (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+    return out
+
+
+def apply(model: nn.Module, adapter: Mapping[str, torch.Tensor], scale: float) -> None:
+    """Merges an adapter into a loaded model's own weights."""
+    weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for name, value in merged(weights, adapter, scale).items():
+            if f"{name.removesuffix('.weight')}.a" in adapter:
+                model.get_parameter(name).copy_(value)

@@ -1,0 +1,279 @@
+"""Contexts with known facts, as arrays of token ids: what the examples of the cold start are cut from.
+
+They are put together from paragraphs, sentences and lines tokenised once, as inference shows them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from pimem.corpora import Corpus, Question
+from pimem.errors import DataError
+from pimem.tasks import blocks, haystacks, hotpotqa, niah
+from pimem.tokens import Tokenizer
+from pimem.training import planted
+from pimem.training.teacher import Placed
+
+Part = Literal["train", "eval"]
+
+
+@dataclass
+class Scene:
+    """A question, a context, and what of it counts."""
+
+    kind: str
+    question: str
+    answers: tuple[str, ...]
+    context: np.ndarray
+    """uint32, shape (tokens,)."""
+    gold: list[Placed] = field(default_factory=list)
+    """Facts of the context, in its order."""
+    elsewhere: list[Placed] = field(default_factory=list)
+    """Gold facts that the context does not hold."""
+    near: list[tuple[int, int]] = field(default_factory=list)
+    """Token ranges of text that looks relevant and is not."""
+    source: str = ""
+    """What resampling treats as one unit."""
+
+
+class Source:
+    """Draws scenes from one part of the data."""
+
+    def __init__(self, tokenizer: Tokenizer, corpus: Corpus, part: Part, seed: int, sentences: int = 40_000):
+        self.tokenizer, self.corpus, self.part = tokenizer, corpus, part
+        self.rng = np.random.default_rng(seed)
+        pool = hotpotqa.split(corpus, part)
+        made = blocks.load(corpus, tokenizer, make=True)
+        if made is None:
+            raise DataError("the paragraphs of hotpotqa could not be tokenised")
+        self._ids, self._starts = made._ids, made._starts
+        self.paragraphs = [p for p in pool.paragraphs if self._starts[p + 1] > self._starts[p]]
+        self._usable = set(self.paragraphs)
+        self.questions = [q for i in pool.questions if self._answerable(q := corpus.questions[i])]
+        self.sentences = self._sentences(sentences)
+
+    def _answerable(self, question: Question) -> bool:
+        return bool(question.support) and all(
+            p in self._usable
+            and 0 <= s < len(self.corpus.paragraphs[p].sentences)
+            and self.corpus.paragraphs[p].sentences[s].strip()
+            for p, s in question.support
+        )
+
+    def _sentences(self, n: int) -> list[np.ndarray]:
+        """Runs of sentences of drawn paragraphs, tokenised with the blank before each."""
+        texts: list[str] = []
+        for i in self.rng.permutation(len(self.paragraphs)):
+            texts += [" " + s.strip() for s in self.corpus.paragraphs[self.paragraphs[i]].sentences if s.strip()]
+            if len(texts) >= n:
+                break
+        return self.tokenizer.encode_many(texts)
+
+    def shuffled(self) -> list[Question]:
+        return [self.questions[i] for i in self.rng.permutation(len(self.questions))]
+
+    # HotpotQA
+
+    @functools.cache  # noqa: B019
+    def _offsets(self, paragraph: int) -> tuple[str, np.ndarray]:
+        """Text of a paragraph as its block has it, and its tokens' character ranges, shape (tokens, 2)."""
+        what = self.corpus.paragraphs[paragraph]
+        # What follows decides how the line breaks before it are cut.
+        text = f"{what.title}\n{what.text}{blocks.BETWEEN}{blocks.head(1)}"
+        made = self.tokenizer._inert.encode(text, add_special_tokens=False)
+        block = self._ids[self._starts[paragraph] : self._starts[paragraph + 1]]
+        if not np.array_equal(np.asarray(made.ids[: len(block)], dtype=np.uint32), block):
+            return text, np.zeros((0, 2), dtype=int)
+        return text, np.asarray(made.offsets[: len(block)])
+
+    def placed(self, question: Question, paragraph: int, at: int) -> list[Placed]:
+        """The question's facts in a paragraph whose block begins at token `at`; the heading's tokens are at its start."""
+        what = self.corpus.paragraphs[paragraph]
+        _, offsets = self._offsets(paragraph)
+        out: list[Placed] = []
+        for sentence in sorted({s for p, s in question.support if p == paragraph}):
+            raw = what.sentences[sentence]
+            begin = len(what.title) + 1 + len("".join(what.sentences[:sentence])) + len(raw) - len(raw.lstrip())
+            text = raw.strip()
+            first, last = _tokens(offsets, begin, begin + len(text))
+            answer = None
+            for wanted in question.answers:
+                if wanted.lower() not in ("yes", "no") and (place := text.find(wanted)) >= 0:
+                    a, b = _tokens(offsets, begin + place, begin + place + len(wanted))
+                    answer = (at + a, at + b)
+            out.append(Placed(text, at + first, at + last, answer, what.title, at))
+        return out
+
+    def hotpotqa(self, question: Question, documents: int, gold: Sequence[int] = (), own: bool = True) -> Scene | None:
+        """A stretch of numbered documents: paragraphs `gold` of the question's own gold ones, its distractors if `own`, others.
+
+        None where a gold paragraph does not tokenise alone as it does in place.
+        """
+        every = hotpotqa.gold(question)
+        others = [p for p in question.paragraphs if p not in every and p in self._usable] if own else []
+        chosen = [*gold, *others][:documents]
+        fill = self.rng.integers(len(self.paragraphs), size=max(0, documents - len(chosen)))
+        chosen += [p for i in fill if (p := self.paragraphs[i]) not in question.paragraphs]
+        chosen = [chosen[i] for i in self.rng.permutation(len(chosen))]
+        highest = int(10 ** self.rng.uniform(0.5, 4.4))
+        number, at, parts = 1 + int(self.rng.integers(highest)), 0, []
+        facts: list[Placed] = []
+        near = []
+        for paragraph in chosen:
+            head = self._head(number)
+            block = self._ids[self._starts[paragraph] : self._starts[paragraph + 1]]
+            if paragraph in gold:
+                if not len(self._offsets(paragraph)[1]):
+                    return None
+                facts += self.placed(question, paragraph, at + len(head))
+            elif paragraph in others:
+                near.append((at, at + len(head) + len(block)))
+            parts += [head, block]
+            at += len(head) + len(block)
+            number += 1
+        missing = []
+        for paragraph in every:
+            if paragraph not in gold:
+                if not len(self._offsets(paragraph)[1]):
+                    return None
+                missing += self.placed(question, paragraph, 0)
+        context = np.concatenate(parts)
+        return Scene("hotpotqa", question.question, question.answers, context, facts, missing, near, question.id)
+
+    @functools.cache  # noqa: B019
+    def _head(self, number: int) -> np.ndarray:
+        return self.tokenizer.encode(blocks.head(number))
+
+    # Needles and planted facts
+
+    def needles(self, hay: str, tokens: int, variant: niah.Variant, own_words: bool, without: bool = False) -> Scene:
+        """Needles among about `tokens` tokens of haystack `hay`; `without` leaves those asked for out."""
+        key = f"{self.part} {self.rng.integers(1 << 62)}"
+        keys = _first(haystacks.names(variant.keys, f"key {key}"), variant.keys_hidden + 24)
+        values = _first(haystacks.names(variant.values, f"value {key}"), variant.keys_hidden * variant.values_per_key + 24)
+        noun = "number" if variant.values == "number" else "code"
+        hidden = [(keys[i // variant.values_per_key], v) for i, v in enumerate(values[:-24])]
+        asked = keys[: variant.keys_asked]
+        several = len(asked) > 1 or variant.values_per_key > 1
+        say: Callable[[str, str], str]
+        if own_words:
+            say = functools.partial(niah.sentence, kind=variant.values)
+            question = niah.ask(asked, variant.values, several)
+        else:
+            style = int(self.rng.integers(len(_STYLES)))
+            say = lambda k, v: _STYLES[style][0].format(noun=noun, key=k, value=v)  # noqa: E731
+            listed = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])} and {asked[-1]}"
+            question = _STYLES[style][2 if several else 1].format(noun=noun, key=listed)
+        facts = [planted.Fact(say(k, v), question, v, 0) for k, v in hidden if k in asked]
+        decoys = [say(k, v) for k, v in hidden if k not in asked]
+        decoys += [say(k, v) for k, v in zip(keys[-24:], values[-24:], strict=True)][: int(self.rng.integers(0, 4))]
+        filler = [say(k, v) for k, v in zip(keys[-24:], values[-24:], strict=True)] if hay == "needles" else None
+        scene = self._plant(hay, tokens, facts, decoys, filler, without)
+        scene.kind = "needles"
+        return scene
+
+    def made_up(self, hay: str, tokens: int, without: bool = False) -> Scene:
+        """One made-up fact in prose, and often others that look alike."""
+        fact = planted.draw(self.rng, self.part)
+        decoys = []
+        for _ in range(int(self.rng.integers(0, 5))):
+            other = planted.draw(self.rng, self.part, fact.pattern if self.rng.random() < 0.4 else None)
+            if other.question != fact.question and other.sentence != fact.sentence:
+                decoys.append(other.sentence)
+        scene = self._plant(hay, tokens, [fact], decoys, None, without)
+        scene.kind = "planted"
+        return scene
+
+    def _plant(
+        self, hay: str, tokens: int, facts: list[planted.Fact], decoys: list[str], filler: list[str] | None, without: bool
+    ) -> Scene:
+        units = self._hay(hay, tokens, filler)
+        joiner = "\n" if hay in ("noise", "needles", "log") else " "
+        # (position, order, fact or decoy)
+        here: list[planted.Fact] = [] if without else facts
+        listed: list[planted.Fact | str] = [*here, *decoys]
+        inserted = [(int(self.rng.integers(len(units) + 1)), what) for what in listed]
+        inserted.sort(key=lambda pair: pair[0])
+        parts: list[np.ndarray] = []
+        gold, near, at, done = [], [], 0, 0
+        places: list[tuple[int, planted.Fact | str | None]] = [*inserted, (len(units), None)]
+        for slot, what in places:
+            parts += units[done:slot]
+            at += sum(map(len, units[done:slot]))
+            done = max(done, slot)
+            if what is None:
+                break
+            text = joiner + (what if isinstance(what, str) else what.sentence)
+            made = self.tokenizer._inert.encode(text, add_special_tokens=False)
+            ids, offsets = np.asarray(made.ids, dtype=np.uint32), np.asarray(made.offsets)
+            if isinstance(what, str):
+                near.append((at, at + len(ids)))
+            else:
+                a, b = _tokens(offsets, place := text.rfind(what.answer), place + len(what.answer))
+                first, _ = _tokens(offsets, 1, len(text))
+                gold.append(Placed(what.sentence, at + first, at + len(ids), (at + a, at + b)))
+            parts.append(ids)
+            at += len(ids)
+        missing = [Placed(f.sentence, 0, 0) for f in facts] if without else []
+        answers = tuple(f.answer for f in facts)
+        return Scene("", facts[0].question, answers, np.concatenate(parts), gold, missing, near, facts[0].question)
+
+    def _hay(self, hay: str, tokens: int, filler: list[str] | None) -> list[np.ndarray]:
+        if hay == "essays":
+            return self._run(self._essays, int(self.rng.integers(len(self._essays))), tokens)
+        if hay == "prose":
+            return self._run(self.sentences, int(self.rng.integers(len(self.sentences))), tokens)
+        if hay == "noise":
+            line = self._line(haystacks.NOISE)
+            return [line] * max(1, tokens // len(line))
+        bank = self._log if filler is None else self.tokenizer.encode_many(["\n" + line for line in filler])
+        lines, count = [], 0
+        while count < tokens:
+            lines.append(bank[int(self.rng.integers(len(bank)))])
+            count += len(lines[-1])
+        return lines
+
+    def _run(self, bank: list[np.ndarray], at: int, tokens: int) -> list[np.ndarray]:
+        out, count = [], 0
+        while count < tokens:
+            out.append(bank[at % len(bank)])
+            count += len(out[-1])
+            at += 1
+        return out
+
+    @functools.cached_property
+    def _essays(self) -> list[np.ndarray]:
+        units = haystacks.essays().units("cold start")
+        return self.tokenizer.encode_many([" " + text for text in _first(units, 4000)])
+
+    @functools.cached_property
+    def _log(self) -> list[np.ndarray]:
+        return self.tokenizer.encode_many(["\n" + planted.log_line(self.rng, self.part) for _ in range(4000)])
+
+    def _line(self, text: str) -> np.ndarray:
+        return self.tokenizer.encode("\n" + text)
+
+
+_STYLES = (
+    ("One of the special {noun}s for {key} is: {value}.", "What is the special {noun} for {key} given in the text?",
+     "What are all the special {noun}s for {key} given in the text?"),
+    ("The {noun} of {key} is {value}.", "What is the {noun} of {key}?", "What are the {noun}s of {key}?"),
+    ("Remember {value}, it is a {noun} for {key}.", "Which {noun} for {key} should be remembered?",
+     "Which {noun}s for {key} should be remembered?"),
+    ("{key} has the {noun} {value}.", "Which {noun} does {key} have?", "Which {noun}s do {key} have?"),
+)  # fmt: skip
+"""Sentence, question for one value, question for several."""
+
+
+def _tokens(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    """The token range that covers characters [start, end)."""
+    return int(np.searchsorted(offsets[:, 1], start, side="right")), int(np.searchsorted(offsets[:, 0], end, side="left"))
+
+
+def _first(stream: Iterator[str], n: int) -> list[str]:
+    return [next(stream) for _ in range(n)]
