@@ -1,6 +1,7 @@
 """Which models there are, how they get here, and what a model's name resolves to.
 
-Three kinds of name: one of the catalogue (got from the packages that ship it, converted once), a folder, a hub id.
+Four kinds of name: one of the catalogue (got from the packages that ship it, converted once), an adapter of this package
+(merged into its base once, plain weights after that), a folder, a hub id.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pimem import adapters
+from pimem.adapters import Adapter
 from pimem.config import ModelSpec, as_dict, canonical_hash
 from pimem.errors import ConfigError, DataError, nearest
 from pimem.packages import Member, Report, arriving, download, extract, home, sha256
@@ -104,7 +107,20 @@ def listing() -> list[Listed]:
     for name, entry in CATALOGUE.items():
         folder = _folder(name) if (_folder(name) / MANIFEST).is_file() else None
         rows.append(Listed(name, entry.family, entry.licence, entry.window, entry.download, folder))
+    for name, adapter in _adapted().items():
+        folder = _folder(name) if _fault(_folder(name), hashes=False, adapter=adapter) is None else None
+        base = CATALOGUE[adapter.base]
+        rows.append(Listed(name, adapter.about, adapter.licence, base.window, base.download, folder))
     return rows
+
+
+def _adapted() -> dict[str, Adapter]:
+    return {name: adapter for name, adapter in adapters.shipped().items() if adapter.base in CATALOGUE}
+
+
+def names() -> list[str]:
+    """Every name that can be fetched."""
+    return [*CATALOGUE, *_adapted()]
 
 
 def fetch(name: str, report: Report = print) -> Path:
@@ -113,8 +129,10 @@ def fetch(name: str, report: Report = print) -> Path:
     One that is here is checked file by file, and made again where it is damaged. Several processes may call this at once.
     Raises `DataError` for an unknown name, a failed download, wrong bytes or a full disk.
     """
+    if (adapter := _adapted().get(name)) is not None:
+        return _fetch_adapted(name, adapter, report)
     if name not in CATALOGUE:
-        raise DataError(f"no model named {name!r} can be fetched; {nearest(name, CATALOGUE)}")
+        raise DataError(f"no model named {name!r} can be fetched; {nearest(name, names())}")
     entry, folder = CATALOGUE[name], _folder(name)
     needed = 2 * entry.weights.size + entry.disk
     with arriving(folder, needed, lambda: _fault(folder, hashes=True), report) as work:
@@ -123,6 +141,26 @@ def fetch(name: str, report: Report = print) -> Path:
             return folder
         report(f"{name}: {entry.family}; licence {entry.licence}; about {entry.weights.size / 1e6:,.0f} MB to fetch")
         _assemble(entry, work, report)
+    report(f"{name}: ready in {folder}")
+    return folder
+
+
+def _fetch_adapted(name: str, adapter: Adapter, report: Report) -> Path:
+    base, folder = fetch(adapter.base, report), _folder(name)
+    if (found := fingerprint(base)) != adapter.base_fingerprint:
+        raise DataError(
+            f"{base}: its fingerprint is {found} and {name} was trained on {adapter.base_fingerprint}: other weights under the "
+            f"name {adapter.base}; fetch them again, or train an adapter for these"
+        )
+    needed = CATALOGUE[adapter.base].disk
+    with arriving(folder, needed, lambda: _fault(folder, hashes=True, adapter=adapter), report) as work:
+        if work is None:
+            report(f"{name}: already in {folder}")
+            return folder
+        report(f"{name}: {adapter.about}; licence {adapter.licence}; merging it into {adapter.base}")
+        adapters.merge(adapter, base, work)
+        (work / "LICENCE.txt").write_text(f"{adapter.about}\nLicence: {adapter.licence}\n", encoding="utf-8")
+        _write_manifest(work, {"adapter": adapter.sha256, "base": adapter.base, "base_fingerprint": adapter.base_fingerprint})
     report(f"{name}: ready in {folder}")
     return folder
 
@@ -139,8 +177,12 @@ def _assemble(entry: Entry, work: Path, report: Report) -> None:
     convert(source, work)
     source.unlink()
     (work / "LICENCE.txt").write_text(f"{entry.family}\nLicence: {entry.licence}\n", encoding="utf-8")
+    _write_manifest(work, as_dict(entry))
+
+
+def _write_manifest(work: Path, source: dict[str, Any]) -> None:
     files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(work.iterdir())}
-    manifest = {"format": _FORMAT, "source": as_dict(entry), "dtype": "bfloat16", "files": files}
+    manifest = {"format": _FORMAT, "source": source, "dtype": "bfloat16", "files": files}
     (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
@@ -148,8 +190,8 @@ def _folder(name: str) -> Path:
     return home() / "models" / name
 
 
-def _fault(folder: Path, hashes: bool) -> str | None:
-    """What is wrong with a fetched model's folder; sizes always, content where `hashes` is set."""
+def _fault(folder: Path, hashes: bool, adapter: Adapter | None = None) -> str | None:
+    """What is wrong with a fetched model's folder; sizes always, content where `hashes` is set, the adapter if any."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = manifest["files"].items()
@@ -157,6 +199,8 @@ def _fault(folder: Path, hashes: bool) -> str | None:
         return f"{folder}: its {MANIFEST} is missing or unreadable"
     if manifest.get("format") != _FORMAT:
         return f"{folder}: made by another version of this package"
+    if adapter is not None and manifest.get("source", {}).get("adapter") != adapter.sha256:
+        return f"{folder}: made from an earlier adapter"
     for name, facts in files:
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts["bytes"]:
@@ -174,15 +218,15 @@ def resolve(model: ModelSpec, weights: bool = True) -> Path:
     """
     name = model.path
     folder = Path(name).expanduser()
-    if name in CATALOGUE:
+    if name in (known := names()):
         folder = _folder(name)
         if not folder.exists():
             raise DataError(f"model {name} is not here yet; get it with: pimem models fetch {name}")
-        if fault := _fault(folder, hashes=False):
+        if fault := _fault(folder, hashes=False, adapter=_adapted().get(name)):
             raise DataError(f"{fault}; make it again with: pimem models fetch {name}")
     elif not folder.is_dir():
         if not _hub_like(name):
-            raise DataError(f"model {name!r} is neither a folder nor a hub id (owner/name); {nearest(name, CATALOGUE)}")
+            raise DataError(f"model {name!r} is neither a folder nor a hub id (owner/name); {nearest(name, known)}")
         folder = _from_hub(name, model.revision, weights)
     check_folder(folder, weights)
     own = window_of(folder)

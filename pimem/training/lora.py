@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from pimem.adapters import MANIFEST, WEIGHTS, merged
 from pimem.errors import DataError
-
-WEIGHTS, MANIFEST = "adapter.safetensors", "adapter.json"
 
 
 class LowRank(nn.Module):
@@ -90,26 +89,6 @@ def save(model: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors(model), folder / WEIGHTS)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def merged(base: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """Weights by name with the adapter added, each in its own dtype.
-
-    Raises `DataError` where the adapter names a weight that the base lacks, or shapes do not fit.
-    """
-    out = dict(base)
-    names = sorted({name.rpartition(".")[0] for name in adapter})
-    for name in names:
-        weight, a, b = base.get(f"{name}.weight"), adapter.get(f"{name}.a"), adapter.get(f"{name}.b")
-        if weight is None or a is None or b is None:
-            raise DataError(f"adapter: {name} is incomplete or not a layer of this model; it belongs to another base")
-        if (b.shape[0], a.shape[1]) != tuple(weight.shape) or a.shape[0] != b.shape[1]:
-            raise DataError(
-                f"adapter: {name} is for a weight of {b.shape[0]} by {a.shape[1]}, the base has {tuple(weight.shape)}; "
-                "it belongs to another base"
-            )
-        out[f"{name}.weight"] = (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
-    return out
 
 
 def apply(model: nn.Module, adapter: Mapping[str, torch.Tensor], scale: float) -> None:

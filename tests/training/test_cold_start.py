@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from pimem import adapters  # noqa: E402
 from pimem.errors import ConfigError, DataError  # noqa: E402
 from pimem.training import cold_start, lora  # noqa: E402
 from pimem.training.data import Table  # noqa: E402
@@ -123,10 +124,10 @@ def test_an_adapter_of_another_base_is_refused():
     cold_start.train(RECIPE, model, table(), Tags(), steps=1)
     adapter = lora.tensors(model)
     with pytest.raises(DataError, match="another base"):
-        lora.merged({"model.embed_tokens.weight": torch.zeros(2, 2)}, adapter, 1.0)
+        adapters.merged({"model.embed_tokens.weight": torch.zeros(2, 2)}, adapter, 1.0)
     weights = {f"{name.removesuffix('.a')}.weight": torch.zeros(3, 3) for name in adapter if name.endswith(".a")}
     with pytest.raises(DataError, match="belongs to another base"):
-        lora.merged(weights, adapter, 1.0)
+        adapters.merged(weights, adapter, 1.0)
 
 
 def test_recipes_are_validated():
