@@ -1,7 +1,11 @@
-"""Judges a trained model call by call on held-out examples: one record an example, and a table of means by case."""
+"""Judges a trained model call by call on held-out examples: one record an example, and a table of means by case.
+
+`python -m pimem.training.judge CONFIG --model FOLDER --data FOLDER --out FOLDER` judges the plain weights in a folder on eval.xz.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Sequence
@@ -15,7 +19,7 @@ from pimem import scoring
 from pimem.prompts import PromptSet
 from pimem.tokens import Tokenizer
 from pimem.training.data import Table
-from pimem.training.recipe import ColdStart
+from pimem.training.recipe import ColdStart, load_config
 from pimem.training.teacher import NO, YES
 from pimem.workflows.pi_mem import parse_check
 
@@ -143,9 +147,9 @@ def judge(
     case = table.cases[rows[0]]
     prompts = [table.ids[table.starts[i] : table.starts[i] + table.prompts[i]].astype(np.uint32) for i in rows]
     targets = [tokenizer.decode(table.ids[table.starts[i] + table.prompts[i] : table.starts[i + 1] - 1]) for i in rows]
-    # One row that rambles would hold up its whole batch: twice what the longest right response takes is enough to judge.
+    # One row that rambles would hold up its whole batch: a little more than the longest right response is enough to judge.
     longest = max(int(table.starts[i + 1] - table.starts[i] - table.prompts[i]) for i in rows)
-    room = min(max_tokens, 2 * longest + 8)
+    room = min(max_tokens, longest + 24)
     if case == "random":
         refused = refusals(model, prompts, tokenizer)
         asked = [at for at, no in enumerate(refused) if not no]
@@ -214,3 +218,25 @@ def write(
             case = records[0]["case"]
             print(f"{case:42}", *(f"{k} {v}" for k, v in means[case].items()), flush=True)
     (folder / f"{name}.json").write_text(json.dumps(means, indent=1) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Judges a model folder."""
+    from pimem.training import cold_start
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="folder of plain weights")
+    parser.add_argument("--data", type=Path, required=True, help="folder with eval.xz")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--most", type=int, help="examples of a case")
+    parser.add_argument("--only", nargs="+", help="these cases and no others")
+    args = parser.parse_args(argv)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = cold_start.load(args.model, device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+    table, config = Table.load(args.data / "eval.xz"), load_config(args.config)
+    write(model, Tokenizer.load(args.model), table, config, args.out, most=args.most, only=args.only)
+
+
+if __name__ == "__main__":
+    main()
