@@ -1,6 +1,6 @@
 """Judges a trained model call by call on held-out examples: one record an example, and a table of means by case.
 
-`python -m pimem.training.judge CONFIG --model FOLDER --data FOLDER --out FOLDER` judges the plain weights in a folder on eval.xz.
+`python -m pimem.training.judge CONFIG --model FOLDER --data FOLDER --out FOLDER` judges plain weights on eval.xz.
 """
 
 from __future__ import annotations
