@@ -23,7 +23,7 @@ packages-full:
 	@requirements/install.sh $(VENV_FULL) cpu-full
 
 setup: packages  ## virtual environment from the lock, the default model and HotpotQA (once)
-	@$(VENV)/bin/pimem models fetch smollm2-135m
+	@$(VENV)/bin/pimem models fetch smollm2-135m-pimem
 	@$(VENV)/bin/pimem data fetch hotpotqa
 
 smoke: setup  ## all four methods on a small real model; prints where the tables and figures are

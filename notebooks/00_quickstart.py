@@ -17,7 +17,7 @@
 # PI-Mem cuts a text into chunks, reads all of them side by side against one shared memory, keeps what a chunk reports behind a
 # `<check>yes</check>`, merges it into the memory, and reads again until no chunk has anything new. Then it answers from the memory alone.
 #
-# Here a model with a declared window of 2,048 tokens is asked about a harbour log of several thousand. One sentence of the log
+# Here a model with a declared window of 1,024 tokens is asked about a harbour log of several thousand. One sentence of the log
 # holds the answer.
 
 # %% tags=["parameters"]
@@ -40,10 +40,10 @@ asked = ask(profile, question=question, files=files)
 print(asked.as_text())
 
 # %% [markdown]
-# ## The same question, read one chunk after the other
+# ## Only the answer
 #
-# MemAgent rewrites its memory at every chunk. What an early chunk contributed must survive all later rewrites.
+# What `pimem ask` prints without `--show-trace`: the answer, each piece of evidence with the turn, chunk, file and line it came from, and
+# what it cost. Asked again, it costs nothing: every finished call is in the run store.
 
 # %%
-recurrent = ask(profile, question=question, files=files, method="mem_agent")
-print(recurrent.as_text())
+print(asked.as_text(show_trace=False))

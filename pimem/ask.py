@@ -24,8 +24,10 @@ from pimem.tasks.files import Files
 from pimem.tokens import Tokenizer
 from pimem.workflows.base import build as build_workflow
 
-SMALL = {"smollm2-135m": 2048}
-"""Models that get the prompt set for small models, and the window they are given where none is asked for."""
+DEFAULT_MODEL = "smollm2-135m-pimem"
+"""The embedded default: small enough for a laptop, trained here to do PI-Mem."""
+SMALL = {DEFAULT_MODEL: (2048, "trained"), "smollm2-135m": (2048, "small")}
+"""Small models: the window they are given where none is asked for, and the prompt set they follow."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def ask(
     method: str = "pi_mem",
     fields: Mapping[str, Any] | None = None,
     semantics: str = "paper",
-    model: str = "smollm2-135m",
+    model: str = DEFAULT_MODEL,
     window: int | None = None,
     prompts: str | None = None,
     engine: EngineSpec | None = None,
@@ -78,7 +80,8 @@ def ask(
     """
     if method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {nearest(method, METHODS)}")
-    window = window or SMALL.get(model) or models.window_of(models.resolve(ModelSpec(model)))
+    small = SMALL.get(model)
+    window = window or (small[0] if small else models.window_of(models.resolve(ModelSpec(model))))
     if window is None:
         raise ConfigError(f"model {model!r} does not say how long its window is; give --window")
     return answer(
@@ -86,7 +89,7 @@ def ask(
         question,
         method=method_spec(method, {**budgets(method, window), **(fields or {})}, semantics),
         model=ModelSpec(model, window=window),
-        prompts=prompts or ("small" if model in SMALL else "default"),
+        prompts=prompts or (small[1] if small else "default"),
         sampling=SamplingSpec(temperature=temperature, top_p=1.0 if temperature == 0 else 0.95),
         engine=engine or EngineSpec(),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from pimem.ask import DEFAULT_MODEL
 from pimem.config import METHODS, SEMANTICS, EngineSpec, build, field_docs
 from pimem.errors import ConfigError, PimemError
 
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--context", nargs="+", required=True, metavar="FILE", help="text files, read one after the other")
     ask.add_argument("--question", required=True, metavar="TEXT")
     ask.add_argument("--method", default="pi_mem", help=f"one of {', '.join(METHODS)}; default pi_mem")
-    ask.add_argument("--model", default="smollm2-135m", help="a name from `pimem models list`, a folder, or a hub id")
+    ask.add_argument("--model", default=DEFAULT_MODEL, help="a name from `pimem models list`, a folder, or a hub id")
     ask.add_argument("--window", type=int, help="most tokens of one call; default 2,048 for the default model, else all it has")
     ask.add_argument("--prompts", help="a shipped prompt set or a folder; default fits the model's size")
     ask.add_argument("--semantics", default="paper", help=f"{' or '.join(SEMANTICS)}; see DEVIATIONS.md")

@@ -32,7 +32,7 @@ T = TypeVar("T")
 class ModelSpec:
     """Which weights answer, and how their chat template is rendered. Part of a run's identity."""
 
-    path: str = "smollm2-135m"
+    path: str = "smollm2-135m-pimem"
     """A name from `pimem models`, a local folder, or a hub id."""
     revision: str | None = None
     """Hub revision (a commit); None takes the cached or newest one, and the manifest records which."""

@@ -53,5 +53,6 @@ def test_same_greedy_tokens_text_and_ends(device: Literal["cpu", "cuda"]) -> Non
     for a, b in zip(ours, theirs, strict=True):
         assert a.token_ids == b.token_ids
         assert (a.text, a.finish) == (b.text, b.finish)
-        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-3)
+        # Two attention kernels of a GPU round differently: 0.008 was seen on an H200.
+        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-3 if device == "cpu" else 2e-2)
     assert "Paris" in ours[0].text
