@@ -30,8 +30,9 @@ from pimem.errors import ConfigError, EngineError
 from pimem.records import CallKey, Completion, Sampling
 from pimem.tokens import Tokenizer
 
-LINGER = 0.005
-"""Seconds an idle engine waits after the first request for those that were sent together with it."""
+LINGER = 0.005, 0.3
+"""Least and most seconds waited before a batch for requests that belong with it: those sent together, and those that follow
+from the answers of the batch before. Between the two, a twentieth of the time that one took."""
 LOOK_AHEAD = 512
 """Waiting requests that are looked at for ones of similar length."""
 PADDING = 1.25
@@ -134,13 +135,13 @@ class TransformersEngine:
             torch.cuda.empty_cache()
 
     def _serve(self) -> None:
+        took = 0.0
         while True:
             with self._wake:
-                idle = not self._waiting
                 while not self._waiting and not self._closed:
                     self._wake.wait()
-            if idle and not self._closed:
-                time.sleep(LINGER)
+            if not self._closed:
+                time.sleep(min(max(LINGER[0], took / 20), LINGER[1]))
             with self._wake:
                 if self._closed:
                     rows = list(self._waiting)
@@ -152,7 +153,9 @@ class TransformersEngine:
                     row.fail(EngineError("the engine was closed before it answered", retryable=False))
                 return
             if rows:
+                began = time.monotonic()
                 self._decode(rows)
+                took = time.monotonic() - began
 
     def _take(self) -> list[Row]:
         """The oldest waiting request and those most like it in length that fit a batch beside it."""
