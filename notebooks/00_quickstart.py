@@ -17,7 +17,7 @@
 # PI-Mem cuts a text into chunks, reads all of them side by side against one shared memory, keeps what a chunk reports behind a
 # `<check>yes</check>`, merges it into the memory, and reads again until no chunk has anything new. Then it answers from the memory alone.
 #
-# Here a model with a declared window of 1,024 tokens is asked about a harbour log of several thousand. One sentence of the log
+# Here a model with a declared window of 1,536 tokens is asked about a harbour log of several thousand. One sentence of the log
 # holds the answer.
 
 # %% tags=["parameters"]

@@ -1,4 +1,4 @@
-"""`pimem run`: a profile's notebooks, executed by papermill one after the other.
+"""`pimem run`: a profile's notebooks, executed by papermill.
 
 The committed notebook and its parameters go in; the executed copy in `runs/notebooks/<profile>/` is the record. All work
 lies in the run store below, so executing again costs what is missing and nothing else.
@@ -7,10 +7,12 @@ lies in the run store below, so executing again costs what is missing and nothin
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from pimem import paths
@@ -27,10 +29,10 @@ def executed(profile: Profile, notebook: str) -> Path:
 
 
 def run(profile: Profile, given: str, *, only: Sequence[str] | None = None, dry_run: bool = False) -> int:
-    """Executes the notebooks in the profile's order and prints a line for each; returns 0, or 1 where one failed.
+    """Executes the notebooks, those that run something first, and prints a line for each; returns 0, or 1 where one failed.
 
-    `given` is what the notebooks get as their `profile` parameter. A failed notebook ends the run: those behind it need it.
-    Its executed copy holds the error. Raises `ConfigError` for an unknown notebook.
+    `given` is what the notebooks get as their `profile` parameter. A notebook that fails leaves the others running
+    and the reports unmade; its executed copy holds the error. Raises `ConfigError` for an unknown notebook.
     """
     for name in only or ():
         if name not in profile.notebooks:
@@ -41,26 +43,47 @@ def run(profile: Profile, given: str, *, only: Sequence[str] | None = None, dry_
     if dry_run:
         return _say_plan(profile, given, chosen)
     began = time.monotonic()
-    for name in chosen:
-        print(f"{name} ...", flush=True)
-        started = time.monotonic()
-        failure = _execute(profile, given, name)
-        took = f"{time.monotonic() - started:.0f} s"
-        if failure:
-            print(f"{name} failed after {took}: {failure}\n  see {executed(profile, name)}", file=sys.stderr)
-            return 1
-        print(f"{name} done in {took}: {executed(profile, name)}", flush=True)
+    reports = [name for name in chosen if not profile.notebooks[name].runs]
+    right = _side_by_side(profile, given, [name for name in chosen if name not in reports])
+    # A report is of what the others have put into the store.
+    right = right and all(_say(profile, *_execute(profile, given, name)) for name in reports)
     print(f"{len(chosen)} notebook(s) in {time.monotonic() - began:.0f} s")
-    _say_results(profile)
-    return 0
+    if right:
+        _say_results(profile)
+    return 0 if right else 1
 
 
-def _execute(profile: Profile, given: str, name: str) -> str | None:
-    """The one-line reason a notebook failed for, None where it did not."""
+def _side_by_side(profile: Profile, given: str, names: Sequence[str]) -> bool:
+    """Executes notebooks that need nothing of one another, `profile.parallel` at a time; whether all succeeded."""
+    if profile.parallel == 1 or len(names) < 2:
+        ended = [_say(profile, *_execute(profile, given, name)) for name in names]
+        return all(ended)
+    # Processes, because papermill changes the working directory of its own.
+    with ProcessPoolExecutor(profile.parallel, multiprocessing.get_context("spawn")) as pool:
+        running = [pool.submit(_execute, profile, given, name) for name in names]
+        ended = [_say(profile, *done.result()) for done in as_completed(running)]
+    return all(ended)
+
+
+def _say(profile: Profile, name: str, seconds: float, failure: str | None) -> bool:
+    """Prints how a notebook ended; whether it did well."""
+    where = executed(profile, name)
+    if failure:
+        print(f"{name} failed after {seconds:.0f} s: {failure}\n  see {where}", file=sys.stderr)
+    else:
+        print(f"{name} done in {seconds:.0f} s: {where}", flush=True)
+    return failure is None
+
+
+def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str | None]:
+    """A notebook's name, the seconds it took, and the one-line reason it failed for, None where it did not."""
     import papermill
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
-    _listen()
+    started = time.monotonic()
+    print(f"{name} ...", flush=True)
+    _listen(name)
+    failure = None
     source, target = paths.root() / "notebooks" / f"{name}.ipynb", executed(profile, name)
     if not source.is_file():
         raise ConfigError(f"{source}: the profile names this notebook, but there is none")
@@ -79,12 +102,12 @@ def _execute(profile: Profile, given: str, name: str) -> str | None:
             cwd=paths.root(),
         )
     except papermill.PapermillExecutionError as error:
-        return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+        failure = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except (DeadKernelError, CellTimeoutError) as error:
-        return f"the kernel died: {error}"
+        failure = f"the kernel died: {error}"
     finally:
         os.environ.pop("PIMEM_PROGRESS", None)
-    return None
+    return name, time.monotonic() - started, failure
 
 
 def _local_kernel() -> type:
@@ -94,12 +117,14 @@ def _local_kernel() -> type:
     return type("LocalKernel", (AsyncKernelManager,), {"transport": "ipc"})
 
 
-def _listen() -> None:
+def _listen(name: str) -> None:
     """Passes on what the notebooks' progress says, and of papermill's own messages nothing but warnings."""
     logger = logging.getLogger("papermill")
+    for handler in logger.handlers:
+        handler.setFormatter(_Line(name))
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(_Line())
+        handler.setFormatter(_Line(name))
         handler.setLevel(logging.WARNING)
         handler.addFilter(lambda record: bool(record.getMessage().strip()))
         logger.addHandler(handler)
@@ -107,10 +132,14 @@ def _listen() -> None:
 
 
 class _Line(logging.Formatter):
-    """A message as one indented line."""
+    """A message as one line behind its notebook's name."""
+
+    def __init__(self, notebook: str):
+        super().__init__()
+        self.notebook = notebook
 
     def format(self, record: logging.LogRecord) -> str:
-        return "  " + record.getMessage().strip()
+        return f"  {self.notebook}: {record.getMessage().strip()}"
 
 
 def _say_plan(profile: Profile, given: str, chosen: Sequence[str]) -> int:

@@ -47,6 +47,11 @@ class Section:
     files: tuple[str, ...] = ()
     """Text files it is asked about, relative to the repository."""
 
+    @property
+    def runs(self) -> bool:
+        """Whether the notebook asks a model anything; the others report on what those did."""
+        return bool(self.tasks or self.files)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -72,6 +77,8 @@ class Profile:
     """The prompt set."""
     semantics: str = "paper"
     """The preset under the methods' fields: paper or released."""
+    parallel: int = 1
+    """Notebooks executed at a time, each with an engine of its own."""
     published_model: str = ""
     """The paper's name of the model, where model, data and sampling are the paper's own; empty where they are not."""
 
@@ -87,6 +94,8 @@ class Profile:
             known = [p.stem for p in folder.glob("*.yaml")]
             raise ConfigError(f"profile {name!r}: no such profile or file; {nearest(name, known)}")
         profile = build(cls, load_yaml(path), str(path))
+        if profile.parallel < 1:
+            raise ConfigError(f"{path}: parallel={profile.parallel}; at least one notebook must run at a time")
         for method in profile.methods:
             profile.method(method)
         for notebook, section in profile.notebooks.items():
