@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -89,6 +91,7 @@ def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str |
         raise ConfigError(f"{source}: the profile names this notebook, but there is none")
     target.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PIMEM_PROGRESS"] = "log"
+    sockets = tempfile.mkdtemp(prefix="pimem-kernel-")
     try:
         papermill.execute_notebook(
             source,
@@ -98,7 +101,7 @@ def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str |
             progress_bar=False,
             log_output=True,
             start_timeout=START_SECONDS,
-            kernel_manager_class=_local_kernel(),
+            kernel_manager_class=_local_kernel(sockets),
             cwd=paths.root(),
         )
     except papermill.PapermillExecutionError as error:
@@ -107,14 +110,15 @@ def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str |
         failure = f"the kernel died: {error}"
     finally:
         os.environ.pop("PIMEM_PROGRESS", None)
+        shutil.rmtree(sockets, ignore_errors=True)
     return name, time.monotonic() - started, failure
 
 
-def _local_kernel() -> type:
-    """A kernel reached through sockets in the file system: no open port, and no two kernels after the same one."""
+def _local_kernel(folder: str) -> type:
+    """A kernel reached through sockets in a folder of its own: no open port, and no two kernels at the same one."""
     from jupyter_client.manager import AsyncKernelManager
 
-    return type("LocalKernel", (AsyncKernelManager,), {"transport": "ipc"})
+    return type("LocalKernel", (AsyncKernelManager,), {"transport": "ipc", "ip": f"{folder}/kernel"})
 
 
 def _listen(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_more_samples_cost_only_the_new_ones(profile: Any) -> None:
     assert more["calls"].item() > 0
     with pytest.raises(ConfigError, match="did you mean 'samples'"):
         Study("05_evidence", name, sample=1)
+
+
+def test_notebooks_side_by_side_do_not_meet(profile: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = dataclasses.replace(Profile.load(profile("scripted")), parallel=2)
+    assert notebooks.run(loaded, "tiny", only=["00_quickstart", "05_evidence"]) == 0
+    captured = capfd.readouterr()
+    assert {line.split()[0] for line in captured.out.splitlines() if " done in " in line} == {"00_quickstart", "05_evidence"}
+    assert "Invalid" not in captured.err
 
 
 def test_what_the_scripted_engine_says_is_never_reported(profile: Any) -> None:
