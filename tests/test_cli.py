@@ -116,7 +116,10 @@ def test_a_question_too_long_for_the_window_is_said_before_any_call(
     assert "question" in capsys.readouterr().err
 
 
-def test_missing_and_empty_files_models_and_versions(tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_and_empty_files_models_and_versions(
+    tmp_path: Path, tiny_model: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--question", "q", "--model", str(tiny_model), "--window", "1536", "--prompts", "small", "--method", "vanilla"]
     empty = tmp_path / "empty.txt"
     empty.write_text("")
     folder = tmp_path / "model"
@@ -124,9 +127,9 @@ def test_missing_and_empty_files_models_and_versions(tmp_path: Path, story: Path
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_text("{}")
     for arguments, says in (
-        (["ask", "--context", str(tmp_path / "no.txt"), "--question", "q"], "cannot be read"),
-        (["ask", "--context", str(empty), "--question", "q"], "is empty"),
-        (["ask", "--context", str(story), "--question", " "], "question is empty"),
+        (["ask", "--context", str(tmp_path / "no.txt"), *given], "cannot be read"),
+        (["ask", "--context", str(empty), *given], "is empty"),
+        (["ask", "--context", str(story), *given, "--question", " "], "question is empty"),
         (["ask", "--context", str(story), "--question", "q", "--model", str(folder)], "tokenizer"),
         (["report", "nowhere"], "no folder with scores.csv"),
         (["run", "smok"], "did you mean 'smoke'"),

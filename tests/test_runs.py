@@ -158,12 +158,12 @@ def test_a_torn_last_line_is_cut_off_and_made_anew(tmp_path: Path, whole: list[o
     killed.wait()
     file = next(tmp_path.rglob("journal-*.jsonl"))
     lines = file.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 12  # a header and eleven calls
+    assert len(lines) in (12, 13)  # a header, and what was written before the kill took effect
     file.write_bytes(b"".join(lines)[:-25])
     engine = Counted()
     store = go(tmp_path, 6, engine)
     assert said(store) == whole
-    assert len(engine.answered) == 6 * CALLS - 10
+    assert len(engine.answered) == 6 * CALLS - (len(lines) - 2)
     assert file.read_bytes() == b"".join(lines[:-1])
     assert lines[-1][:-25].decode() in file.with_suffix(".damaged").read_text().replace('\\"', '"').replace("\\\\", "\\")
     assert "torn" in store.damage[0]
@@ -180,7 +180,7 @@ def test_a_damaged_line_is_reported_kept_and_made_anew(tmp_path: Path, whole: li
     engine = Counted()
     store = go(tmp_path, 6, engine)
     assert said(store) == whole
-    assert len(engine.answered) == 6 * CALLS - 10
+    assert len(engine.answered) == 6 * CALLS - (len(lines) - 2)  # a header and the damaged call
     assert store.damage == [f"{file}, line 5: damaged; skipped, and what it held is made anew"]
     kept = file.with_suffix(".damaged")
     once = kept.read_bytes()
