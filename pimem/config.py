@@ -146,6 +146,51 @@ class MemAgentSpec:
 
 
 @dataclass(frozen=True)
+class GruMemSpec:
+    """GRU-Mem: MemAgent with an update gate, which may discard a new memory, and an exit gate, which may end the reading."""
+
+    method: Literal["gru_mem"] = "gru_mem"
+    """Discriminates the method."""
+    chunk_tokens: int = 5000
+    """Tokens of one window."""
+    memory_tokens: int = 2048
+    """Most tokens of a step's response: thinking, both gates and the candidate memory."""
+    answer_tokens: int = 1024
+    """Most tokens of the final answer."""
+    exit_gate: bool = True
+    """False reads on to the last chunk whatever the exit gate says, as questions that ask for every value need."""
+    on_failure: Literal["fail", "continue"] = "fail"
+    """What becomes of a sample when a step failed for good: it fails, or keeps the old memory and is counted as damaged."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "chunk_tokens", "memory_tokens", "answer_tokens")
+
+
+@dataclass(frozen=True)
+class ReMemR1Spec:
+    """ReMemR1: MemAgent that may ask, with each new memory, for one of its earlier memories back."""
+
+    method: Literal["rememr1"] = "rememr1"
+    """Discriminates the method."""
+    chunk_tokens: int = 5000
+    """Tokens of one window."""
+    memory_tokens: int = 2048
+    """Most tokens of a step's response, hence of a memory; a recalled one takes as many again in the prompt."""
+    answer_tokens: int = 1024
+    """Most tokens of the final answer."""
+    recall_from: Literal["all", "earlier"] = "all"
+    """Memories that a step's recall query is looked up in: those up to the one written with it, as the released evaluation
+    does, or those before it, as the released training does."""
+    memory: Literal["update", "response"] = "update"
+    """What a step's memory is: the text in its update tag, or its whole response without the recall tag."""
+    on_failure: Literal["fail", "continue"] = "fail"
+    """What becomes of a sample when a step failed for good: it fails, or keeps the old memory and is counted as damaged."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "chunk_tokens", "memory_tokens", "answer_tokens")
+
+
+@dataclass(frozen=True)
 class VanillaSpec:
     """The model alone, over as much of the context as its window holds: head and tail kept, the middle cut."""
 
@@ -175,13 +220,14 @@ class RagSpec:
         at_least(self, 1, "chunk_tokens", "top", "answer_tokens")
 
 
-MethodSpec = PiMemSpec | MemAgentSpec | VanillaSpec | RagSpec
+MethodSpec = PiMemSpec | MemAgentSpec | ReMemR1Spec | GruMemSpec | VanillaSpec | RagSpec
 
 SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {},
     "released": {
         "pi_mem": {"check_rule": "lenient", "labels": "renumbered", "on_failure": "continue"},
         "mem_agent": {"on_failure": "continue"},
+        "rememr1": {"memory": "response", "on_failure": "continue"},
         "rag": {"chunk_tokens": 2000},
     },
 }

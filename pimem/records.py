@@ -13,10 +13,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 Phase = Literal["read", "merge", "update", "final", "answer"]
-"""read and merge: PI-Mem; update: a recurrent step; final: answer from memory; answer: answer from the text itself."""
+"""read and merge: PI-Mem; update: a step of MemAgent, GRU-Mem or ReMemR1; final: answer from memory; answer: answer from the text
+itself."""
 
 Check = Literal["yes", "no", "malformed", "failed"]
-"""The value of a read's check tag; `malformed` has no readable tag, `failed` has no response at all."""
+"""The value of a read's check tag or of an update gate; `malformed` has no readable one, `failed` has no response at all."""
+
+Exit = Literal["continue", "end", "malformed", "failed"]
+"""The value of an exit gate, likewise."""
 
 
 class CallKey(NamedTuple):
@@ -84,7 +88,9 @@ class Call:
     sampling: Sampling
     completion: Completion | None = None
     check: Check | None = None
-    """Only on PI-Mem reads."""
+    """Only on PI-Mem's reads, and on GRU-Mem's updates, where it is the update gate."""
+    well_formed: bool | None = None
+    """Whether the response keeps its method's form to the letter (GRU-Mem, ReMemR1); None without a form or a response."""
     chunk_hash: str | None = None
     attempts: int = 1
     error: str | None = None
@@ -107,6 +113,12 @@ class Turn:
     merges: list[Call] = field(default_factory=list)
     """In the order made; more than one means the merge was hierarchical."""
     merge_levels: int = 0
+    exit: Exit | None = None
+    """GRU-Mem: what the exit gate said, whether or not it is obeyed."""
+    query: str | None = None
+    """ReMemR1: what this turn asked to recall."""
+    recalled: int | None = None
+    """ReMemR1: number of the turn whose `memory_out` this turn's prompt showed as recalled."""
 
 
 @dataclass(slots=True)
@@ -127,13 +139,15 @@ class Trace:
     turns_used: int = 0
     """Turns as the paper counts them: the closing all-no turn included."""
     converged: bool = False
-    """The loop ended because no chunk had anything new."""
+    """The loop ended because no chunk had anything new (PI-Mem), or because the exit gate said so (GRU-Mem)."""
     context_tokens: int = 0
     chunks: int = 0
     dropped_tokens: int = 0
     """Context tokens cut out to fit the window."""
     retrieved: list[int] = field(default_factory=list)
     """RAG: window indices in descending score."""
+    recalled: int | None = None
+    """ReMemR1: number of the turn whose `memory_out` the final prompt showed as recalled."""
     damaged: int = 0
     """Calls given up on while the sample went on."""
     failure: str | None = None

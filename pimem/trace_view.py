@@ -15,6 +15,8 @@ from pimem.tokens import Tokenizer, holding, windows
 
 MARKS = {"no": "·", "yes": "#", "malformed": "?", "failed": "!", None: "o"}
 """One character a chunk: no, yes, malformed, failed; o where no check is asked for."""
+RECURRENT = frozenset({"mem_agent", "gru_mem", "rememr1"})
+"""Methods whose turns are single calls, chunk after chunk."""
 _WIDTH = 100
 
 
@@ -56,7 +58,7 @@ def as_text(
         lines.append("retrieved " + ", ".join(place(i) for i in trace.retrieved))
     if gold:
         lines.append("evidence  lies in " + ", ".join(f"chunk {i + 1}" for i in sorted(gold)))
-    show = _recurrent_turns if trace.method == "mem_agent" else _parallel_turns
+    show = _recurrent_turns if trace.method in RECURRENT else _parallel_turns
     lines += show(trace.turns, place, gold)
     lines.append("")
     lines += _block("memory", trace.memory or "(empty)") if trace.turns else []
@@ -87,9 +89,17 @@ def _recurrent_turns(turns: Sequence[Turn], place: Callable[[int], str], gold: s
     lines = [""]
     for turn in turns:
         index = turn.reads[0].key.index
-        changed = "memory unchanged" if turn.memory_out == turn.memory_in else "memory rewritten"
+        said = ["memory unchanged" if turn.memory_out == turn.memory_in else "memory rewritten"]
+        if turn.reads[0].well_formed is False:
+            said.append("malformed")
+        if turn.exit:
+            said.append(f"update gate {turn.reads[0].check}, exit gate {turn.exit}")
+        if turn.recalled:
+            said.append(f"memory of turn {turn.recalled} recalled")
+        if turn.query:
+            said.append(f'asks for "{turn.query}"')
         holds = " *holds evidence*" if index in gold else ""
-        lines += _block(f"{place(index)}{holds}: {changed}", turn.memory_out or "(empty)", "  ")
+        lines += _block(f"{place(index)}{holds}: {', '.join(said)}", turn.memory_out or "(empty)", "  ")
     return lines
 
 

@@ -157,7 +157,7 @@ def test_presets_differ_where_the_released_code_does() -> None:
         method_spec("pi_mem", semantics="relased")
     with pytest.raises(ConfigError, match="unknown method 'mem_agnt'; did you mean 'mem_agent'"):
         method_spec("mem_agnt")
-    assert set(config.METHODS) == {"pi_mem", "mem_agent", "vanilla", "rag"}
+    assert set(config.METHODS) == {"pi_mem", "mem_agent", "rememr1", "gru_mem", "vanilla", "rag"}
 
 
 @dataclasses.dataclass(frozen=True)

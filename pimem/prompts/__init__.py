@@ -32,12 +32,15 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "read_all_cached": ("question", "chunk", "memory"),
     "merge": ("question", "memory", "observations"),
     "update": ("question", "memory", "chunk"),
+    "gated_update": ("question", "memory", "chunk"),
+    "recall_update": ("question", "recalled", "memory", "chunk"),
     "final": ("question", "memory"),
+    "recall_final": ("question", "recalled", "memory"),
     "answer": ("question", "context"),
     "retrieved": ("question", "context"),
 }
 """The phases a set may define and the slots each must hold. `cached` phases put the chunk before the memory; `all` phases ask
-for no check signal."""
+for no check signal; `gated` is GRU-Mem's and `recall` ReMemR1's."""
 _CACHED_ORDER = {"read_cached", "read_all_cached"}
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 
@@ -66,6 +69,8 @@ class PromptSet:
     """Phase name to template."""
     empty_memory: str = "(empty)"
     """Stands for a memory in which there is nothing yet."""
+    empty_recall: str = "(nothing recalled)"
+    """Stands for an earlier memory where none was asked for or found."""
     observation: str = "[Section {label}]\n{text}"
     """How one observation is shown to the merge, and kept in a memory that is not merged."""
     about: str = ""
@@ -101,7 +106,9 @@ class PromptSet:
     def hash(self) -> str:
         """Digest of what the parsed set says to a model: name, comments and layout do not count."""
         said = config.as_dict(self)
-        return config.canonical_hash({k: said[k] for k in ("answer_form", "empty_memory", "observation", "templates")})
+        return config.canonical_hash(
+            {k: said[k] for k in ("answer_form", "empty_memory", "empty_recall", "observation", "templates")}
+        )
 
     def template(self, phase: str, tokenizer: Tokenizer, template_args: Mapping[str, Any]) -> Template:
         """The phase compiled for a tokenizer. Raises `ConfigError` where the set lacks the phase."""

@@ -239,6 +239,8 @@ def request_seed(run_seed: int, key: CallKey) -> int:
 _WORKFLOWS = {
     "pi_mem": ("pimem.workflows.pi_mem", "PiMem"),
     "mem_agent": ("pimem.workflows.mem_agent", "MemAgent"),
+    "gru_mem": ("pimem.workflows.gru_mem", "GruMem"),
+    "rememr1": ("pimem.workflows.rememr1", "ReMemR1"),
     "vanilla": ("pimem.workflows.direct", "Vanilla"),
     "rag": ("pimem.workflows.rag", "Rag"),
 }

@@ -22,6 +22,7 @@ name: terse
 version: "1"
 answer_form: plain
 empty_memory: EMPTY
+empty_recall: NONE
 observation: "[{label}] {text}"
 phases:
   read: "read Q={question} M={memory} C={chunk}"
@@ -30,7 +31,10 @@ phases:
   read_all_cached: "all Q={question} C={chunk} M={memory}"
   merge: "merge Q={question} M={memory} O={observations}"
   update: "update Q={question} M={memory} C={chunk}"
+  gated_update: "update Q={question} M={memory} C={chunk}"
+  recall_update: "update Q={question} R={recalled} M={memory} C={chunk}"
   final: "final Q={question} M={memory}"
+  recall_final: "final Q={question} R={recalled} M={memory}"
   answer: "answer Q={question} C={context}"
   retrieved: "retrieved Q={question} C={context}"
 """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pimem.config import MemAgentSpec, PiMemSpec, RagSpec, SamplingSpec, VanillaSpec
+from pimem.config import GruMemSpec, MemAgentSpec, PiMemSpec, RagSpec, ReMemR1Spec, SamplingSpec, VanillaSpec
 from pimem.errors import BudgetError, ConfigError, EngineError
 from pimem.records import CallKey
 from pimem.tokens import digest
@@ -20,15 +20,20 @@ PI_MEM = PiMemSpec(chunk_tokens=64, read_tokens=30, **SIZES)
 MEM_AGENT = MemAgentSpec(chunk_tokens=64, **SIZES)
 VANILLA = VanillaSpec(answer_tokens=10)
 RAG = RagSpec(chunk_tokens=64, answer_tokens=10)
-ALL = [PI_MEM, MEM_AGENT, VANILLA, RAG]
+GRU_MEM = GruMemSpec(chunk_tokens=64, **SIZES)
+REMEMR1 = ReMemR1Spec(chunk_tokens=64, **SIZES)
+ALL = [PI_MEM, MEM_AGENT, GRU_MEM, REMEMR1, VANILLA, RAG]
 
 
 def need(lab: Any, spec: Any) -> tuple[str, int]:
     """The phase that needs the widest window without a question, and that window."""
-    own = {phase: lab.build(spec).template(phase).tokens for phase in ("read", "update", "answer", "retrieved")}
+    phases = ("read", "update", "gated_update", "recall_update", "answer", "retrieved")
+    own = {phase: lab.build(spec).template(phase).tokens for phase in phases}
     return {
         "pi_mem": ("read", own["read"] + 20 + 64 + 30),
         "mem_agent": ("update", own["update"] + 20 + 64 + 20),
+        "gru_mem": ("gated_update", own["gated_update"] + 20 + 64 + 20),
+        "rememr1": ("recall_update", own["recall_update"] + 2 * 20 + 64 + 20),
         "vanilla": ("answer", own["answer"] + 1 + 10),
         "rag": ("retrieved", own["retrieved"] + 64 + 10),
     }[spec.method]
@@ -73,9 +78,13 @@ async def test_an_empty_question_or_context_is_refused(lab: Any, spec: Any) -> N
         await lab.run(spec, ok, lab.chunks("a"), " \n")
 
 
-@pytest.mark.parametrize("spec", [PiMemSpec(chunk_tokens=9), MemAgentSpec(chunk_tokens=9)], ids=lambda s: s.method)
+@pytest.mark.parametrize(
+    "spec",
+    [PiMemSpec(chunk_tokens=9), MemAgentSpec(chunk_tokens=9), GruMemSpec(chunk_tokens=9), ReMemR1Spec(chunk_tokens=9)],
+    ids=lambda s: s.method,
+)
 def test_chunks_shorter_than_the_prompt_around_them_are_refused(lab: Any, spec: Any) -> None:
-    phase = "read" if spec.method == "pi_mem" else "update"
+    phase = need(lab, next(s for s in ALL if s.method == spec.method))[0]
     own = lab.build(PI_MEM).template(phase).tokens
     with pytest.raises(
         ConfigError, match=rf"chunk_tokens=9 is less than the {own} tokens of the {phase} prompt itself.*at least {own}"
