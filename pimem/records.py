@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 Phase = Literal["read", "merge", "update", "final", "answer"]
-"""read and merge: PI-Mem; update: a step of MemAgent, GRU-Mem or ReMemR1; final: answer from memory; answer: answer from the text
-itself."""
+"""read and merge: PI-Mem; update: a step of MemAgent, GRU-Mem or ReMemR1; final: answer from memory; answer: answer from the
+text itself."""
 
 Check = Literal["yes", "no", "malformed", "failed"]
 """The value of a read's check tag or of an update gate; `malformed` has no readable one, `failed` has no response at all."""
