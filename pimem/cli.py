@@ -1,4 +1,4 @@
-"""The command line: `pimem ask | run | report | doctor | data | models`.
+"""The command line: `pimem ask | run | train | report | doctor | data | models`.
 
 Errors this package raises on purpose are printed as one line and end with exit code 2; an interrupt ends with 130 and loses
 nothing that was finished.
@@ -62,6 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="say what would run, and how much of it is already there")
     run.set_defaults(run=_run)
 
+    train = commands.add_parser("train", help="reinforcement learning of a method, or the cold start before it")
+    train.add_argument("config", help="a configuration of pimem/training/configs by name, or a YAML file")
+    train.add_argument(
+        "--out", required=True, metavar="FOLDER", help="the run's; a run that is there goes on from its checkpoint"
+    )
+    train.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="fields, such as steps=30 machines.gpus=8")
+    train.add_argument("--fresh", action="store_true", help="begin at step 1 whatever checkpoint there is")
+    train.add_argument(
+        "--check", action="store_true", help="check everything up to verl's own configuration, and start nothing"
+    )
+    train.set_defaults(run=_train)
+
     report = commands.add_parser("report", help="make a version's tables and figures again from its committed scores")
     report.add_argument("version", help="a folder under paper_tables/, or a profile, whose latest version is taken")
     report.set_defaults(run=_report)
@@ -120,6 +132,12 @@ def _run(args: argparse.Namespace) -> int:
     from pimem.profiles import Profile
 
     return notebooks.run(Profile.load(args.profile), args.profile, only=args.only, dry_run=args.dry_run)
+
+
+def _train(args: argparse.Namespace) -> None:
+    from pimem.training import launch
+
+    launch.command(args.config, Path(args.out), _pairs(args.set, "--set"), resume=not args.fresh, check_only=args.check)
 
 
 def _report(args: argparse.Namespace) -> None:

@@ -98,3 +98,34 @@ def apply(model: nn.Module, adapter: Mapping[str, torch.Tensor], scale: float) -
         for name, value in merged(weights, adapter, scale).items():
             if f"{name.removesuffix('.weight')}.a" in adapter:
                 model.get_parameter(name).copy_(value)
+
+
+def difference(
+    base: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor], rank: int
+) -> tuple[dict[str, torch.Tensor], float]:
+    """The best adapter of `rank` for the step from `base` to `trained`, and the share of the step's squared norm it keeps.
+
+    By truncated singular value decomposition of each block's linear weights; the singular values are split evenly between the
+    factors, which are bfloat16. What changed outside those weights counts as not kept. Raises `DataError` where the two are not
+    weights of one architecture, and where nothing changed.
+    """
+    if sorted(base) != sorted(trained) or any(base[n].shape != trained[n].shape for n in base):
+        raise DataError("the two models' weights have other names or shapes, so they have no difference")
+    out: dict[str, torch.Tensor] = {}
+    total = lost = 0.0
+    for name, first in base.items():
+        step = trained[name].double() - first.double()
+        norm = float(step.square().sum())
+        total += norm
+        if step.ndim != 2 or ".layers." not in name or not name.endswith(".weight"):
+            lost += norm
+            continue
+        u, s, v = torch.linalg.svd(step, full_matrices=False)
+        root = s[:rank].sqrt()
+        b, a = u[:, :rank] * root, root[:, None] * v[:rank]
+        layer = name.removesuffix(".weight")
+        out[f"{layer}.a"], out[f"{layer}.b"] = a.to(torch.bfloat16).contiguous(), b.to(torch.bfloat16).contiguous()
+        lost += float((step - out[f"{layer}.b"].double() @ out[f"{layer}.a"].double()).square().sum())
+    if not total:
+        raise DataError("the two models are the same, so there is nothing to keep")
+    return out, 1 - lost / total

@@ -1,0 +1,198 @@
+"""verl's synchronous trainer with what whole trajectories need: advantages and mini-batches by trajectory and prompt, own logs.
+
+verl's own counts mini-batches in rows, averages its metrics over rows and gives a lone survivor its raw reward. The subclass
+takes the registry's place "sync", since verl treats any other name as asynchronous.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.trainer.main_ppo import TaskRunnerV1
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.utils.seqlen_balancing import calculate_workload
+
+from pimem.errors import StoreError
+from pimem.training import batches
+from pimem.training.spec import Run
+
+logger = logging.getLogger(__name__)
+
+TRAJECTORIES, STEPS = "trajectories.jsonl", "steps.jsonl"
+"""Of a run's folder: a line a trajectory, and a line a step with its metrics and times."""
+POLL_SECONDS = 0.2
+"""Between looks at whether a rollout step is complete."""
+
+
+class Trainer(PPOTrainerSync):
+    """Trains the run in the folder `pimem.folder` of verl's configuration."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.folder = Path(config.pimem.folder)
+        self.run = Run.read(self.folder)
+        self.replay_buffer.poll_interval = POLL_SECONDS
+        self._plan: batches.Plan | None = None
+        self._updates = 1
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Forgets what an interrupted run logged after the checkpoint it goes on from, then trains."""
+        for name in (TRAJECTORIES, STEPS):
+            forget(self.folder / name, self.global_steps)
+        super().fit(agent_loop_manager)
+
+    def _balance_batch(self, batch: Any, metrics: dict, *_: Any, **__: Any) -> Any:
+        """Sorts a rollout step out: advantages, trajectories left out, rows in the order of mini-batches, pads."""
+        said = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        made = batches.plan(
+            batch.keys, list(said["extra_fields"]), self.run.spec.reward.mixing, self.run.spec.objective.drop_equal
+        )
+        metrics.update(batches.summary(made.trajectories))
+        self._log(TRAJECTORIES, made.trajectories)
+        self._plan = made
+        gone = [key for key in batch.keys if key not in made.advantages]
+        if gone:
+            tq.kv_clear(keys=gone, partition_id=batch.partition_id)
+            stay = [i for i, key in enumerate(batch.keys) if key in made.advantages]
+            batch.tags = [batch.tags[i] for i in stay]
+            batch.keys = [batch.keys[i] for i in stay]
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        ranks = self._ranks()
+        self._updates, pads, order = batches.arrange(
+            [made.prompts[key] for key in batch.keys], calculate_workload(lengths).tolist(), self.run.spec.updates, ranks
+        )
+        if pads:
+            batch = upsample_batch_to_divisible_size(batch, len(batch.keys) + pads, self.tokenizer.eos_token_id)
+        batch.reorder(order)
+        metrics |= {"pimem/pads": float(pads), "pimem/updates": float(self._updates if made.learns else 0)}
+        return batch
+
+    def _ranks(self) -> int:
+        group = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        return max(group._dispatch_info["actor"]) + 1
+
+    def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
+        """Each row's advantage on each of its response tokens (equation 5, or its mix with single turns')."""
+        assert self._plan is not None
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        values = [self._plan.advantages.get(key, 0.0) for key in batch.keys]
+        spread = torch.nested.as_nested_tensor(
+            [value * mask.to(torch.float32) for value, mask in zip(values, data["response_mask"].unbind(), strict=True)],
+            layout=torch.jagged,
+        )
+        fields = TensorDict({"advantages": spread, "returns": spread.clone()}, batch_size=len(batch.keys))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _update_actor(self, batch: Any, metrics: dict) -> Any:
+        """One optimiser step a mini-batch of prompts; none where no group has anything to learn from."""
+        assert self._plan is not None
+        if not self._plan.learns:
+            return batch
+        actor = self.config.actor_rollout_ref.actor
+        size = len(batch.keys) // self._updates
+        batch.extra_info |= {
+            "calculate_entropy": False,
+            "distillation_use_topk": False,
+            "distillation_only": False,
+            "global_batch_size": size,
+            "mini_batch_size": size,
+            "epochs": actor.ppo_epochs,
+            "seed": actor.data_loader_seed,
+            # The order is the mini-batches'.
+            "dataloader_kwargs": {"shuffle": False},
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+        }
+        said = rename_dict(self.actor_rollout_wg.update_actor(batch)["metrics"], "actor/")
+        said["perf/mfu/actor"] = said.pop("actor/mfu")
+        metrics.update(reduce_metrics(said))
+        return batch
+
+    def _compute_metrics(self, batch: Any, metrics: dict, timing_raw: dict, global_steps: int, epoch: int) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        plain = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
+        self._log(STEPS, [plain])
+
+    def _save_checkpoint(self) -> None:
+        """Saves, or says why not and leaves the one before in place. Raises `StoreError` for a disk that is full."""
+        target = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        needed, free = self._size_of_last(target.parent), shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise StoreError(self._full(f"it takes about {needed:,} bytes and {free:,} are free"))
+        try:
+            super()._save_checkpoint()
+        except Exception as error:
+            shutil.rmtree(target, ignore_errors=True)
+            raise StoreError(self._full(f"{type(error).__name__}: {error}")) from error
+
+    def _full(self, reason: str) -> str:
+        last = Path(self.config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+        kept = f"that of step {last.read_text().strip()} is whole" if last.is_file() else "there is none yet"
+        return (
+            f"{self.folder}: the checkpoint of step {self.global_steps} could not be written ({reason}); {kept}. Make room and "
+            "run the same command again: it goes on from there"
+        )
+
+    def _size_of_last(self, folder: Path) -> int:
+        """Bytes of the newest checkpoint; before the first one a guess from the weights: float32, twice more for AdamW."""
+        known = sorted(folder.glob("global_step_*"), key=lambda p: int(p.name.rpartition("_")[2]))
+        if known:
+            return sum(p.stat().st_size for p in known[-1].rglob("*") if p.is_file())
+        weights = sum(p.stat().st_size for p in self.run.model.glob("*.safetensors"))
+        return 2 * 3 * weights
+
+    def _log(self, name: str, records: list[dict[str, Any]]) -> None:
+        """Appends records of this step, whole lines at once."""
+        now = {"step": self.global_steps, "time": round(time.time(), 3)}
+        text = "".join(json.dumps({**now, **record}) + "\n" for record in records)
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def forget(path: Path, step: int) -> None:
+    """Drops from a log what lies after `step`, and a last line that was torn."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            known: Mapping[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        if known["step"] <= step:
+            kept.append(line + "\n")
+    new = path.with_suffix(".new")
+    new.write_text("".join(kept), encoding="utf-8")
+    os.replace(new, path)
+
+
+class Runner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc]
+    """verl's task runner with the trainer above."""
+
+    def run(self, config: Any) -> None:
+        TRAINER_REGISTRY["sync"] = Trainer
+        super().run(config)
