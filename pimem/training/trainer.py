@@ -6,12 +6,7 @@ takes the registry's place "sync", since verl treats any other name as asynchron
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import shutil
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +21,10 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload
 
-from pimem.errors import StoreError
-from pimem.training import batches
+from pimem.errors import EngineError, StoreError
+from pimem.training import batches, logs
 from pimem.training.spec import Run
 
-logger = logging.getLogger(__name__)
-
-TRAJECTORIES, STEPS = "trajectories.jsonl", "steps.jsonl"
-"""Of a run's folder: a line a trajectory, and a line a step with its metrics and times."""
 POLL_SECONDS = 0.2
 """Between looks at whether a rollout step is complete."""
 
@@ -51,9 +42,16 @@ class Trainer(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Forgets what an interrupted run logged after the checkpoint it goes on from, then trains."""
-        for name in (TRAJECTORIES, STEPS):
-            forget(self.folder / name, self.global_steps)
-        super().fit(agent_loop_manager)
+        for name in (logs.TRAJECTORIES, logs.STEPS):
+            logs.forget(self.folder / name, self.global_steps)
+        try:
+            super().fit(agent_loop_manager)
+        except EngineError:
+            # The weights are those of the last whole step, which its checkpoint may not have yet.
+            self.global_steps -= 1
+            if self.global_steps % self.config.trainer.save_freq:
+                self._save_checkpoint()
+            raise
 
     def _balance_batch(self, batch: Any, metrics: dict, *_: Any, **__: Any) -> Any:
         """Sorts a rollout step out: advantages, trajectories left out, rows in the order of mini-batches, pads."""
@@ -62,7 +60,7 @@ class Trainer(PPOTrainerSync):
             batch.keys, list(said["extra_fields"]), self.run.spec.reward.mixing, self.run.spec.objective.drop_equal
         )
         metrics.update(batches.summary(made.trajectories))
-        self._log(TRAJECTORIES, made.trajectories)
+        logs.append(self.folder / logs.TRAJECTORIES, self.global_steps, made.trajectories)
         self._plan = made
         gone = [key for key in batch.keys if key not in made.advantages]
         if gone:
@@ -126,7 +124,7 @@ class Trainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict, timing_raw: dict, global_steps: int, epoch: int) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         plain = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
-        self._log(STEPS, [plain])
+        logs.append(self.folder / logs.STEPS, global_steps, [plain])
 
     def _save_checkpoint(self) -> None:
         """Saves, or says why not and leaves the one before in place. Raises `StoreError` for a disk that is full."""
@@ -156,38 +154,12 @@ class Trainer(PPOTrainerSync):
         weights = sum(p.stat().st_size for p in self.run.model.glob("*.safetensors"))
         return 2 * 3 * weights
 
-    def _log(self, name: str, records: list[dict[str, Any]]) -> None:
-        """Appends records of this step, whole lines at once."""
-        now = {"step": self.global_steps, "time": round(time.time(), 3)}
-        text = "".join(json.dumps({**now, **record}) + "\n" for record in records)
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-
 
 def _number(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def forget(path: Path, step: int) -> None:
-    """Drops from a log what lies after `step`, and a last line that was torn."""
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            known: Mapping[str, Any] = json.loads(line)
-        except ValueError:
-            continue
-        if known["step"] <= step:
-            kept.append(line + "\n")
-    new = path.with_suffix(".new")
-    new.write_text("".join(kept), encoding="utf-8")
-    os.replace(new, path)
 
 
 class Runner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc]
