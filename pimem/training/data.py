@@ -18,61 +18,110 @@ import numpy as np
 from pimem.errors import DataError
 from pimem.prompts import PromptSet
 from pimem.tokens import Tokenizer
-from pimem.training.examples import Builder, Example
-from pimem.training.recipe import ColdStart, load_config
+from pimem.training.drafts import Example
+from pimem.training.examples import Builder
+from pimem.training.recipe import ColdStart, Method, load_config
 from pimem.training.scenes import Part, Source
 
-MIX: tuple[tuple[float, str, tuple[Any, ...]], ...] = (
-    (13, "read", ("hotpotqa", "none")),
-    (7, "read", ("hotpotqa", "partial")),
-    (5, "read", ("hotpotqa", "known")),
-    (13, "nothing", ("hotpotqa",)),
-    (11, "nothing", ("random",)),
-    (6, "read", ("needles", "none")),
-    (3, "read", ("needles", "partial")),
-    (2, "read", ("needles", "known")),
-    (4, "nothing", ("needles",)),
-    (5, "read", ("planted", "none")),
-    (1.5, "read", ("planted", "known")),
-    (4, "nothing", ("planted",)),
-    (5, "merge", ("hotpotqa",)),
-    (3, "merge", ("needles",)),
-    (1.5, "merge", ("planted",)),
-    (4, "update", ("hotpotqa",)),
-    (2.5, "update", ("needles",)),
-    (1, "update", ("planted",)),
-    (7, "final", ("hotpotqa",)),
+Cases = tuple[tuple[float, str, tuple[Any, ...]], ...]
+"""Weight by number of examples, method of `Builder`, its arguments."""
+
+_FINALS: Cases = (
+    (26, "final", ("hotpotqa",)),
     (2.5, "final", ("needles",)),
-    (1.5, "final", ("planted",)),
-    (3.5, "direct", ("hotpotqa",)),
-    (1.5, "direct", ("needles",)),
-    (1, "direct", ("planted",)),
-    (1, "read_all", ("hotpotqa",)),
-    (0.5, "read_all", ("needles",)),
+    (2, "final", ("planted",)),
+    (4, "final", ("chain",)),
 )
-"""Weight, method of `Builder`, and its arguments."""
+_ANSWERS: Cases = (
+    (2.5, "direct", ("hotpotqa",)),
+    (1, "direct", ("needles",)),
+    (0.5, "direct", ("planted",)),
+    (0.5, "direct", ("chain",)),
+)
+"""Vanilla's and RAG's only call: what every method is compared with is trained along with each of them."""
+
+MIX: dict[Method, Cases] = {
+    "pi_mem": (
+        (20, "read", ("hotpotqa", "none")),
+        (13, "read", ("hotpotqa", "partial")),
+        (6, "read", ("hotpotqa", "known")),
+        (22, "nothing", ("hotpotqa",)),
+        (17, "nothing", ("random",)),
+        (5, "read", ("needles", "none")),
+        (3, "read", ("needles", "partial")),
+        (2, "read", ("needles", "known")),
+        (4, "nothing", ("needles",)),
+        (5, "read", ("planted", "none")),
+        (1.5, "read", ("planted", "known")),
+        (4, "nothing", ("planted",)),
+        (4, "read", ("chain", "none")),
+        (3, "read", ("chain", "partial")),
+        (0.5, "read", ("chain", "known")),
+        (3, "nothing", ("chain",)),
+        (7, "merge", ("hotpotqa",)),
+        (4, "merge", ("needles",)),
+        (1, "merge", ("planted",)),
+        (2, "merge", ("chain",)),
+        (1, "read_all", ("hotpotqa",)),
+        (0.5, "read_all", ("needles",)),
+        *_FINALS,
+        *_ANSWERS,
+    ),
+    "mem_agent": (
+        (50, "update", ("hotpotqa",)),
+        (18, "update", ("needles",)),
+        (8, "update", ("planted",)),
+        (9, "update", ("chain",)),
+        *_FINALS,
+        *_ANSWERS,
+    ),
+    "gru_mem": (
+        (50, "gated", ("hotpotqa",)),
+        (18, "gated", ("needles",)),
+        (8, "gated", ("planted",)),
+        (9, "gated", ("chain",)),
+        *_FINALS,
+        *_ANSWERS,
+    ),
+    "rememr1": (
+        (50, "recall", ("hotpotqa",)),
+        (18, "recall", ("needles",)),
+        (8, "recall", ("planted",)),
+        (9, "recall", ("chain",)),
+        *((weight, name, (*arguments, True)) for weight, name, arguments in _FINALS),
+        *_ANSWERS,
+    ),
+}
+"""The calls of each method."""
 
 
 def section_length(rng: np.random.Generator) -> int:
-    """Tokens of a section: mostly 250 to 1,400, some to 2,000, a few of 4,000."""
+    """Tokens of a section: half 250 to 800, a quarter to 1,400, most others to 2,100, one in fourteen 3,000 to 4,100."""
     draw = rng.random()
-    low, high = (250, 800) if draw < 0.62 else (800, 1400) if draw < 0.89 else (1400, 2100) if draw < 0.975 else (3800, 4100)
+    low, high = (250, 800) if draw < 0.5 else (800, 1400) if draw < 0.75 else (1400, 2100) if draw < 0.93 else (3000, 4100)
     return int(rng.integers(low, high))
 
 
-def examples(builder: Builder, n: int) -> Iterator[Example]:
-    """`n` examples of the mix."""
-    weights = np.array([w for w, _, _ in MIX])
-    for which in builder.rng.choice(len(MIX), size=n, p=weights / weights.sum()):
-        _, method, arguments = MIX[which]
-        yield getattr(builder, method)(*arguments)
+def examples(builder: Builder, n: int, methods: Sequence[Method]) -> Iterator[Example]:
+    """`n` examples of the calls of `methods`, each with the same number of tokens to within one example."""
+    spent = dict.fromkeys(methods, 0)
+    shares = {m: np.array([weight for weight, _, _ in MIX[m]]) for m in methods}
+    for _ in range(n):
+        least = min(methods, key=lambda m: spent[m])
+        which = builder.rng.choice(len(shares[least]), p=shares[least] / shares[least].sum())
+        _, call, arguments = MIX[least][which]
+        made = getattr(builder, call)(*arguments)
+        made.method = least
+        spent[least] += len(made.prompt) + len(made.response)
+        yield made
 
 
-def evaluation(builder: Builder, n: int, negatives: int, section: int = 500) -> Iterator[Example]:
-    """The cases the trained model is judged on, `n` each, and `negatives` random sections of `section` tokens.
+def evaluation(builder: Builder, config: ColdStart) -> Iterator[Example]:
+    """The cases the trained model is judged on, `eval_cases` each, and `eval_negatives` random sections.
 
-    Sections are in the paper's order unless the case says cached.
+    Sections are in the paper's order unless the case says cached. Recurrent steps are those of the trained methods.
     """
+    n, section = config.eval_cases, config.eval_section
     half = max(1, n // 2)
     plan: tuple[tuple[int, str, tuple[str, ...]], ...] = (
         (2 * n, "read", ("hotpotqa", "none")),
@@ -86,25 +135,38 @@ def evaluation(builder: Builder, n: int, negatives: int, section: int = 500) -> 
         (n, "read", ("planted", "none")),
         (n, "read", ("planted", "known")),
         (n, "nothing", ("planted",)),
+        (n, "read", ("chain", "none")),
+        (n, "read", ("chain", "partial")),
+        (n, "nothing", ("chain",)),
     )
-    for order, tag in (("read", ""), ("read_cached", " (cached order)")):
-        for count, method, arguments in plan:
-            for _ in range(count if not tag else max(1, count // 2)):
-                made = getattr(builder, method)(*arguments, order=order)
-                made.case += tag
-                yield made
-    for kind in ("hotpotqa", "needles", "planted"):
+    if "pi_mem" in config.methods:
+        for order, tag in (("read", ""), ("read_cached", " (cached order)")):
+            for count, method, arguments in plan:
+                for _ in range(count if not tag else max(1, count // 2)):
+                    made = getattr(builder, method)(*arguments, size=section, order=order)
+                    made.case += tag
+                    yield made
+        for kind in ("hotpotqa", "needles", "planted", "chain"):
+            for _ in range(n if kind == "hotpotqa" else half):
+                yield builder.merge(kind)
+        for _ in range(config.eval_negatives):
+            yield builder.nothing("random", size=section, empty=True, order="read")
+    for method, call in (("mem_agent", "update"), ("gru_mem", "gated"), ("rememr1", "recall")):
+        if method in config.methods:
+            for kind in ("hotpotqa", "needles"):
+                for _ in range(n if call == "update" else 2 * n):
+                    yield getattr(builder, call)(kind, size=section)
+    for kind in ("hotpotqa", "needles", "planted", "chain"):
         for _ in range(2 * n if kind == "hotpotqa" else half):
             yield builder.final(kind)
-        for _ in range(n if kind == "hotpotqa" else half):
-            yield builder.merge(kind)
+            if "rememr1" in config.methods:
+                yield builder.final(kind, recall=True)
         for _ in range(half):
             yield builder.direct(kind)
-    for kind in ("hotpotqa", "needles"):
-        for _ in range(half):
-            yield builder.retention(kind, section)
-    for _ in range(negatives):
-        yield builder.nothing("random", size=section, empty=True, order="read")
+    if "mem_agent" in config.methods:
+        for kind in ("hotpotqa", "needles"):
+            for _ in range(half):
+                yield builder.retention(kind, section)
 
 
 @dataclass
@@ -197,13 +259,13 @@ SHARDS = 8
 def held_out(model: Path, config: ColdStart) -> list[Example]:
     """The evaluation set."""
     builder = build(Tokenizer.load(model), PromptSet.load(config.prompts), "eval", config.seed)
-    return list(evaluation(builder, config.eval_cases, config.eval_negatives))
+    return list(evaluation(builder, config))
 
 
 def shard(model: Path, config: ColdStart, number: int) -> list[Example]:
     """Part `number` of the training set."""
     builder = build(Tokenizer.load(model), PromptSet.load(config.prompts), "train", config.seed * 1000 + 1 + number)
-    return list(examples(builder, config.examples // SHARDS))
+    return list(examples(builder, config.examples // SHARDS, config.methods))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pimem.tokens import Tokenizer
 from pimem.training.data import Table
 from pimem.training.recipe import ColdStart, load_config
 from pimem.training.teacher import NO, YES
+from pimem.workflows import gru_mem, rememr1
 from pimem.workflows.pi_mem import parse_check
 
 _BATCH = 256
@@ -103,6 +104,30 @@ def notes_scores(response: str, facts: Sequence[str]) -> dict[str, float]:
     return {"kept": kept, "exact": float(kept == 1 and extra == 0), "extra": float(extra)}
 
 
+def gated_scores(response: str, target: str, facts: Sequence[str]) -> dict[str, float]:
+    """format: GRU-Mem's; check, exit: both gates as the teacher has them, wrong without the format; the rest of its notes.
+
+    The notes count where the update gate should be open, as they are discarded elsewhere.
+    """
+    said, wanted = gru_mem.parse_step(response), gru_mem.parse_step(target)
+    assert wanted is not None
+    scores = {
+        "format": float(said is not None),
+        "check": float(said is not None and said.update == wanted.update),
+        "exit": float(said is not None and said.end == wanted.end),
+    }
+    if wanted.update:
+        scores |= notes_scores(said.candidate if said else "", facts)
+    return scores
+
+
+def recall_scores(response: str, target: str, facts: Sequence[str]) -> dict[str, float]:
+    """format: ReMemR1's; query: asks for what the teacher asks for, or for nothing where it does; the rest of its notes."""
+    said, wanted = rememr1.parse_step(response), rememr1.parse_step(target)
+    scores = {"format": float(said.well_formed), "query": float(said.well_formed and said.query == wanted.query)}
+    return scores | notes_scores(said.memory or "", facts)
+
+
 def answer_scores(response: str, target: str, several: bool) -> dict[str, float]:
     """boxed: in the form asked for; em, sub_em: against the target's box; recall: share of its values, where `several`."""
     said, wanted = scoring.extract(response, "boxed"), scoring.extract(target, "boxed") or ""
@@ -163,8 +188,12 @@ def judge(
     records = []
     for i, target, response in zip(rows, targets, said, strict=True):
         facts = table.meta[i]["facts"]
-        if case.endswith(("final", "answer", "retrieved")):
+        if ": final" in case or case.endswith(("answer", "retrieved")):
             scores = answer_scores(response, target, several=case.startswith("needles"))
+        elif ": gated" in case:
+            scores = gated_scores(response, target, facts)
+        elif ": recall" in case:
+            scores = recall_scores(response, target, facts)
         elif case.endswith(("merge", "retention", "update")):
             scores = notes_scores(response, facts)
         else:

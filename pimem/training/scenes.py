@@ -6,8 +6,10 @@ They are put together from paragraphs, sentences and lines tokenised once, as in
 from __future__ import annotations
 
 import functools
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,10 @@ from pimem.training import planted
 from pimem.training.teacher import Placed
 
 Part = Literal["train", "eval"]
+CLEAR = 0.35
+"""Share of a question's words, weighted by rarity, that makes a fact one for it by itself. On the training questions four of
+five gold paragraphs have it or are named, and one of three distractors."""
+_words = re.compile(r"\w+").findall
 
 
 @dataclass
@@ -39,6 +45,8 @@ class Scene:
     """Token ranges of text that looks relevant and is not."""
     source: str = ""
     """What resampling treats as one unit."""
+    open: bool = False
+    """Nobody can tell when every fact has been found: the question asks for all values there are."""
 
 
 class Source:
@@ -107,7 +115,27 @@ class Source:
                     a, b = _tokens(offsets, begin + place, begin + place + len(wanted))
                     answer = (at + a, at + b)
             out.append(Placed(text, at + first, at + last, answer, what.title, at))
-        return out
+        clear = self._clear(question.question, what.title, " ".join(fact.text for fact in out))
+        return [replace(fact, clear=clear) for fact in out]
+
+    def _clear(self, question: str, title: str, text: str) -> bool:
+        """Whether the question names the heading, or facts and heading hold enough of its rarer words."""
+        name = re.sub(r"\s*\(.*?\)", "", title).lower()
+        if name in question.lower():
+            return True
+        asked, held = set(_words(question.lower())), set(_words(f"{title} {text}".lower()))
+        shared = sum(self._rarity(word) for word in asked & held)
+        return shared >= CLEAR * sum(self._rarity(word) for word in asked)
+
+    def _rarity(self, word: str) -> float:
+        return float(np.log(len(self.corpus.paragraphs) / (1 + self._frequencies[word])))
+
+    @functools.cached_property
+    def _frequencies(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for paragraph in self.corpus.paragraphs:
+            counts.update(set(_words(f"{paragraph.title} {paragraph.text}".lower())))
+        return counts
 
     def hotpotqa(self, question: Question, documents: int, gold: Sequence[int] = (), own: bool = True) -> Scene | None:
         """A stretch of numbered documents: paragraphs `gold` of the question's own gold ones, its distractors if `own`, others.
@@ -169,12 +197,15 @@ class Source:
             say = lambda k, v: _STYLES[style][0].format(noun=noun, key=k, value=v)  # noqa: E731
             listed = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])} and {asked[-1]}"
             question = _STYLES[style][2 if several else 1].format(noun=noun, key=listed)
+        subjects = {say(k, v): k for k, v in hidden}
         facts = [planted.Fact(say(k, v), question, v, 0) for k, v in hidden if k in asked]
         decoys = [say(k, v) for k, v in hidden if k not in asked]
         decoys += [say(k, v) for k, v in zip(keys[-24:], values[-24:], strict=True)][: int(self.rng.integers(0, 4))]
         filler = [say(k, v) for k, v in zip(keys[-24:], values[-24:], strict=True)] if hay == "needles" else None
-        scene = self._plant(hay, tokens, facts, decoys, filler, without)
-        scene.kind = "needles"
+        scene = self._plant(hay, tokens, facts, [] if without else facts, decoys, filler)
+        scene.kind, scene.open = "needles", variant.values_per_key > 1
+        name = lambda facts: [replace(f, subject=subjects[f.text]) for f in facts]  # noqa: E731
+        scene.gold, scene.elsewhere = name(scene.gold), name(scene.elsewhere)
         return scene
 
     def made_up(self, hay: str, tokens: int, without: bool = False) -> Scene:
@@ -185,17 +216,45 @@ class Source:
             other = planted.draw(self.rng, self.part, fact.pattern if self.rng.random() < 0.4 else None)
             if other.question != fact.question and other.sentence != fact.sentence:
                 decoys.append(other.sentence)
-        scene = self._plant(hay, tokens, [fact], decoys, None, without)
+        scene = self._plant(hay, tokens, [fact], [] if without else [fact], decoys)
         scene.kind = "planted"
         return scene
 
+    def chain(self, hay: str, tokens: int, without: bool = False) -> Scene:
+        """Two made-up facts that only together answer the question, either or both of them here, and look-alikes."""
+        # That module draws on this one.
+        from pimem.training import two_hop
+
+        pattern = int(self.rng.integers(len(two_hop.PATTERNS)))
+        made = two_hop.draw(self.rng, self.part, pattern)
+        decoys: list[str] = []
+        for _ in range(int(self.rng.integers(0, 6))):
+            other = two_hop.draw(self.rng, self.part, pattern)
+            if not other.names & made.names and other.answer != made.answer:
+                decoys.append(other.first if self.rng.random() < 0.5 else other.second)
+        facts = [planted.Fact(text, made.question, made.answer, pattern) for text in (made.first, made.second)]
+        here = [] if without else [facts, facts, facts[:1], facts[1:]][int(self.rng.integers(4))]
+        scene = self._plant(hay, tokens, facts, here, decoys)
+        bridge = next((n for n in sorted(made.names) if n in made.first and n in made.second), "")
+        scene.kind, scene.answers = "chain", (made.answer,)
+        led = lambda placed: [  # noqa: E731
+            replace(f, clear=False, subject=bridge) if f.text == made.second else f for f in placed
+        ]
+        scene.gold, scene.elsewhere = led(scene.gold), led(scene.elsewhere)
+        return scene
+
     def _plant(
-        self, hay: str, tokens: int, facts: list[planted.Fact], decoys: list[str], filler: list[str] | None, without: bool
+        self,
+        hay: str,
+        tokens: int,
+        facts: list[planted.Fact],
+        here: list[planted.Fact],
+        decoys: list[str],
+        filler: list[str] | None = None,
     ) -> Scene:
+        """A context with the facts `here` and the decoys; the others of `facts` are elsewhere."""
         units = self._hay(hay, tokens, filler)
         joiner = "\n" if hay in ("noise", "needles", "log") else " "
-        # (position, order, fact or decoy)
-        here: list[planted.Fact] = [] if without else facts
         listed: list[planted.Fact | str] = [*here, *decoys]
         inserted = [(int(self.rng.integers(len(units) + 1)), what) for what in listed]
         inserted.sort(key=lambda pair: pair[0])
@@ -214,12 +273,15 @@ class Source:
             if isinstance(what, str):
                 near.append((at, at + len(ids)))
             else:
-                a, b = _tokens(offsets, place := text.rfind(what.answer), place + len(what.answer))
                 first, _ = _tokens(offsets, 1, len(text))
-                gold.append(Placed(what.sentence, at + first, at + len(ids), (at + a, at + b)))
+                answer = None
+                if (place := text.rfind(what.answer)) >= 0:
+                    a, b = _tokens(offsets, place, place + len(what.answer))
+                    answer = (at + a, at + b)
+                gold.append(Placed(what.sentence, at + first, at + len(ids), answer))
             parts.append(ids)
             at += len(ids)
-        missing = [Placed(f.sentence, 0, 0) for f in facts] if without else []
+        missing = [Placed(f.sentence, 0, 0) for f in facts if f not in here]
         answers = tuple(f.answer for f in facts)
         return Scene("", facts[0].question, answers, np.concatenate(parts), gold, missing, near, facts[0].question)
 

@@ -5,6 +5,7 @@ Facts are single lines, copied as the text states them; the same lines serve as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from pimem.tokens import Tokenizer
 YES, NO = "<check>yes</check>", "<check>no</check>"
 UNKNOWN = "unknown"
 """What is put in the box where the notes or the text do not hold the answer."""
+_PARENTHESIS = re.compile(r"\s*\(.*?\)")
 ENOUGH = 0.6
 """Share of a cut sentence that must be visible for it to count, where the answer is not in it."""
 
@@ -34,6 +36,20 @@ class Placed:
     """Heading of the paragraph it stands in."""
     title_start: int = 0
     """Token at which the heading begins."""
+    subject: str = ""
+    """What it is about, where the question names that."""
+    clear: bool = True
+    """Whether the question alone tells that the fact matters, and not only the question together with another fact."""
+
+    @property
+    def begin(self) -> int:
+        """Token at which what is needed to understand it begins."""
+        return self.title_start if self.title else self.start
+
+    @property
+    def group(self) -> str:
+        """Facts of one group stand together and are read together."""
+        return self.title or self.text
 
     @property
     def line(self) -> str:
@@ -65,6 +81,28 @@ class Placed:
 def read(facts: Sequence[str]) -> str:
     """The response of a read that finds these new lines."""
     return "\n".join([YES, *facts]) if facts else NO
+
+
+def gated(new: bool, memory: str, end: bool) -> str:
+    """The response of GRU-Mem's step: whether there is anything new, the notes with it, whether they hold everything."""
+    return f"{YES if new else NO}\n<update>{memory}</update>\n<next>{'end' if end else 'continue'}</next>"
+
+
+def recalling(memory: str, query: str | None) -> str:
+    """The response of ReMemR1's step: the new notes, and what it would like to see again."""
+    return f"<update>{memory}</update>" + (f"\n<recall>{query}</recall>" if query else "")
+
+
+def missing(facts: Sequence[Placed], question: str, memory: str) -> str | None:
+    """What to look for among earlier notes: the first heading of `facts`, which the notes lack, that the prompt names.
+
+    Nothing where the notes are empty, as nothing tells then that something was lost.
+    """
+    if not memory:
+        return None
+    shown = f"{question}\n{memory}".lower()
+    names = (_PARENTHESIS.sub("", fact.title or fact.subject).strip() for fact in facts)
+    return next((name for name in names if name and name.lower() in shown), None)
 
 
 def read_all(facts: Sequence[str], empty: str) -> str:

@@ -14,7 +14,7 @@ from pimem import adapters  # noqa: E402
 from pimem.errors import ConfigError, DataError  # noqa: E402
 from pimem.training import cold_start, lora  # noqa: E402
 from pimem.training.data import Table  # noqa: E402
-from pimem.training.examples import Example  # noqa: E402
+from pimem.training.drafts import Example  # noqa: E402
 from pimem.training.recipe import ColdStart  # noqa: E402
 from pimem.training.teacher import NO, YES  # noqa: E402
 
