@@ -143,6 +143,8 @@ def _fsdp(train: TrainSpec, cpu: bool, full: bool) -> dict[str, Any]:
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
     }
+    if train.machines.attention == "packed":
+        said["actor_rollout_ref.model.external_lib"] = "pimem.training.attention"
     if not cpu:
         said["actor_rollout_ref.ref.strategy"] = "fsdp2"
     for who in ("actor", "ref"):

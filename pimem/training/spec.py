@@ -89,7 +89,8 @@ class Machines:
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     attention: str = "sdpa"
-    """Attention of the training pass (fsdp2): flash_attention_2 where flash-attn is installed."""
+    """Attention of the training pass (fsdp2): sdpa, whose cost grows with the square of a pack; packed, which costs only the
+    squares of its rows and needs nothing but torch; flash_attention_2 where flash-attn is installed."""
     pack_tokens: int = 16_384
     """Most tokens of rows packed together in one pass of a GPU; a row never exceeds the window."""
     rollout_parallel: int = 1
