@@ -67,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--out", required=True, metavar="FOLDER", help="the run's; a run that is there goes on from its checkpoint"
     )
-    train.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="fields, such as steps=30 machines.gpus=8")
+    train.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="fields, such as steps=30 machines.gpus=8"
+    )
     train.add_argument("--fresh", action="store_true", help="begin at step 1 whatever checkpoint there is")
     train.add_argument(
         "--check", action="store_true", help="check everything up to verl's own configuration, and start nothing"
