@@ -24,7 +24,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from pimem import models
 from pimem.config import EngineSpec, ModelSpec
-from pimem.engines import cpu_linear
+from pimem.engines import cpu
 from pimem.engines.base import EngineInfo, refuse
 from pimem.engines.rows import Row, RowSampler, RowStop
 from pimem.errors import ConfigError, EngineError
@@ -62,8 +62,10 @@ def _load(engine: EngineSpec, model: ModelSpec) -> TransformersEngine:
             folder, dtype=getattr(torch, model.dtype), attn_implementation="sdpa", local_files_only=True
         )
         weights = weights.to(device).eval()
-        if device == "cpu" and cpu_linear.usable():
-            cpu_linear.pack(weights)
+        if device == "cpu":
+            cpu.keep_freed_memory()
+            if cpu.usable():
+                cpu.pack(weights)
     except Exception as error:
         raise EngineError(f"{folder}: the model does not load ({type(error).__name__}: {error})", retryable=False) from error
     return TransformersEngine(weights, Tokenizer.load(folder), folder, engine, model)
