@@ -139,7 +139,14 @@ def _run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> None:
     from pimem.training import launch
 
-    launch.command(args.config, Path(args.out), _pairs(args.set, "--set"), resume=not args.fresh, check_only=args.check)
+    launch.command(
+        args.config,
+        Path(args.out),
+        _pairs(args.set, "--set"),
+        resume=not args.fresh,
+        check_only=args.check,
+        seconds=args.seconds,
+    )
 
 
 def _report(args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -186,9 +187,17 @@ class Setup:
     questions: Questions
 
 
-@functools.cache
 def setup(path: str, evaluation: bool) -> Setup:
-    """What the run folder `path` says is trained, or what it is evaluated on; built once a process."""
+    """What the run folder `path` says is trained, or what it is evaluated on; built once a process, whoever asks first."""
+    with _LOCK:
+        return _setup(path, evaluation)
+
+
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def _setup(path: str, evaluation: bool) -> Setup:
     run = Run.read(Path(path))
     train = run.spec
     tokenizer = Tokenizer.load(run.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,16 @@ def held(wanted: QuestionSet, folder: str | None, tokenizer: Tokenizer) -> Quest
     return known
 
 
-def train(train: TrainSpec, out: Path, resume: bool = True) -> Path:
+def train(train: TrainSpec, out: Path, resume: bool = True, seconds: float = 0.0) -> Path:
     """Trains, goes on with what is there, and writes the weights; returns their folder.
+
+    `seconds`: ends after the step that comes closest to this much time from now, with a checkpoint; 0 for all steps.
 
     Raises `ConfigError`, `DataError`, `BudgetError`, `StoreError` or `EngineError`; what was checkpointed stays.
     """
     import yaml
 
+    until = time.time() + seconds if seconds else 0.0
     os.environ.update(environment(train))
     _refuse_late_import()
     run, asked, judged = check(train)
@@ -90,7 +94,7 @@ def train(train: TrainSpec, out: Path, resume: bool = True) -> Path:
         questions.parquet(judged, out / EVALUATION, "pimem_evaluation")
         loops.append({**loops[0], "name": "pimem_evaluation", "evaluation": True})
     (out / LOOPS).write_text(yaml.safe_dump(loops), encoding="utf-8")
-    said = settings(run, out, resume)
+    said = settings(run, out, resume, until)
     (out / SETTINGS).write_text(yaml.safe_dump(said), encoding="utf-8")
     config = compose(said, train.machines.backend)
     done = last_step(out)
@@ -100,7 +104,13 @@ def train(train: TrainSpec, out: Path, resume: bool = True) -> Path:
 
 
 def command(
-    config: str, out: Path, changes: Mapping[str, Any], *, resume: bool = True, check_only: bool = False
+    config: str,
+    out: Path,
+    changes: Mapping[str, Any],
+    *,
+    resume: bool = True,
+    check_only: bool = False,
+    seconds: float = 0.0,
 ) -> Path | None:
     """`pimem train`: a run of reinforcement learning, or a cold start where the configuration is of one.
 
@@ -111,7 +121,7 @@ def command(
         return _cold_start(path, out, changes, check_only)
     wanted = load(path, changes)
     if not check_only:
-        return train(wanted, out, resume)
+        return train(wanted, out, resume, seconds)
     os.environ.update(environment(wanted))
     run, asked, _ = check(wanted)
     compose(settings(run, out.expanduser().resolve()), wanted.machines.backend)

@@ -120,7 +120,7 @@ def difference(
         if step.ndim != 2 or ".layers." not in name or not name.endswith(".weight"):
             lost += norm
             continue
-        u, s, v = torch.linalg.svd(step, full_matrices=False)
+        u, s, v = torch.linalg.svd(step.float(), full_matrices=False)
         root = s[:rank].sqrt()
         b, a = u[:, :rank] * root, root[:, None] * v[:rank]
         layer = name.removesuffix(".weight")
@@ -129,3 +129,15 @@ def difference(
     if not total:
         raise DataError("the two models are the same, so there is nothing to keep")
     return out, 1 - lost / total
+
+
+def parts(factors: Mapping[str, torch.Tensor], largest: int) -> list[dict[str, torch.Tensor]]:
+    """An adapter as a sum of adapters of at most `largest` bytes each; the first ones hold the first ranks."""
+    rank = max(factor.shape[0] for name, factor in factors.items() if name.endswith(".a"))
+    each = sum(factor.nbytes for factor in factors.values()) / rank
+    step = max(1, int(0.99 * largest / each))
+    out = []
+    for start in range(0, rank, step):
+        cut = slice(start, start + step)
+        out.append({n: (f[cut] if n.endswith(".a") else f[:, cut]).contiguous() for n, f in factors.items()})
+    return out

@@ -34,14 +34,18 @@ def environment(train: TrainSpec) -> dict[str, str]:
     return said
 
 
-def settings(run: Run, out: Path, resume: bool = True) -> dict[str, Any]:
-    """verl's settings by dotted name; a leading + marks one that verl's configuration does not name itself."""
+def settings(run: Run, out: Path, resume: bool = True, until: float = 0.0) -> dict[str, Any]:
+    """verl's settings by dotted name; a leading + marks one that verl's configuration does not name itself.
+
+    `until`: Unix time at which training should have ended, 0 for none.
+    """
     train, machines = run.spec, run.spec.machines
     optimiser, objective = train.optimiser, train.objective
     megatron, cpu = machines.backend == "megatron", machines.device == "cpu"
     full = train.model.dtype == "float32"
     said: dict[str, Any] = {
         "+pimem.folder": str(out),
+        "+pimem.until": until,
         "data.train_files": str(out / ROWS),
         "data.val_files": str(out / (EVALUATION if train.evaluation else ROWS)),
         "data.train_batch_size": train.batch,

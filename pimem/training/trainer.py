@@ -7,6 +7,7 @@ takes the registry's place "sync", since verl treats any other name as asynchron
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,14 @@ POLL_SECONDS = 0.2
 class Trainer(PPOTrainerSync):
     """Trains the run in the folder `pimem.folder` of verl's configuration."""
 
+    total_training_steps: int
+
     def __init__(self, config: Any):
         super().__init__(config)
         self.folder = Path(config.pimem.folder)
         self.run = Run.read(self.folder)
         self.replay_buffer.poll_interval = POLL_SECONDS
+        self.until = float(config.pimem.until)
         self._plan: batches.Plan | None = None
         self._updates = 1
 
@@ -52,6 +56,16 @@ class Trainer(PPOTrainerSync):
             if self.global_steps % self.config.trainer.save_freq:
                 self._save_checkpoint()
             raise
+
+    def on_step_end(self) -> None:
+        """Makes the next step the last one where time would not suffice for another two; that one is saved as any last is."""
+        super().on_step_end()
+        if self.until and time.time() + 2 * (time.time() - self._began) > self.until:
+            self.total_training_steps = min(self.total_training_steps, self.global_steps + 1)
+
+    def on_step_begin(self) -> None:
+        self._began = time.time()
+        super().on_step_begin()
 
     def _balance_batch(self, batch: Any, metrics: dict, *_: Any, **__: Any) -> Any:
         """Sorts a rollout step out: advantages, trajectories left out, rows in the order of mini-batches, pads."""
