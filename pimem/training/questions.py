@@ -152,6 +152,8 @@ def write(folder: Path, made_of: dict[str, Any], rows: Iterable[tuple[Question, 
         (work / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         work.replace(folder)
     except OSError as error:
+        if (folder / "manifest.json").is_file():
+            return write(folder, made_of, ())  # another process was first
         raise DataError(f"{folder}: cannot be written ({error}); make room, or give another folder") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
