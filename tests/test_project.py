@@ -142,9 +142,9 @@ def test_scripts_are_executable_and_stop_at_the_first_failure() -> None:
 def test_deviations_name_fields_that_exist() -> None:
     fields = re.findall(r"`([A-Z]\w+)\.(\w+)`", (ROOT / "DEVIATIONS.md").read_text(encoding="utf-8"))
     assert len(fields) > 8
-    modules = [import_module("pimem.config"), import_module("pimem.records")]
+    modules = [import_module(f"pimem.{name}") for name in ("config", "records", "training.rewards", "training.spec")]
     for name, field in fields:
-        (owner,) = [getattr(module, name) for module in modules if hasattr(module, name)]
+        (owner,) = {getattr(module, name) for module in modules if hasattr(module, name)}
         assert field in owner.__dataclass_fields__, f"DEVIATIONS.md names {name}.{field}"
 
 
