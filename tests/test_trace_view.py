@@ -56,6 +56,18 @@ def test_recurrent_steps_say_whether_the_memory_changed() -> None:
     assert "chunk 2 (tokens 10 to 19): memory unchanged" in text
 
 
+def test_gates_and_recalls_are_shown() -> None:
+    gated = Turn(1, "", "a", [call("update", 0, "a", "yes")], exit="end")
+    text = as_text(Trace("s", "gru_mem", "q", "answered", "a", "a", [gated], context_tokens=20, chunks=2))
+    assert "chunk 1: memory rewritten, update gate yes, exit gate end" in text
+    broken = call("update", 1, "b")
+    broken.well_formed = False
+    turns = [Turn(1, "", "a", [call("update", 0, "a")], query="the fox"), Turn(2, "a", "a", [broken], recalled=1)]
+    text = as_text(Trace("s", "rememr1", "q", "answered", "a", "a", turns, context_tokens=20, chunks=2))
+    assert 'chunk 1: memory rewritten, asks for "the fox"' in text
+    assert "chunk 2: memory unchanged, malformed, memory of turn 1 recalled" in text
+
+
 def test_nothing_is_needed_but_the_trace() -> None:
     assert "chunk 2\n" in as_text(trace())
     assert "context_ids" not in as_text(trace(), context_ids=np.arange(25))

@@ -52,6 +52,37 @@ def test_responses():
     assert teacher.box([]) == "\\boxed{unknown}"
 
 
+def test_responses_of_gated_and_recalling_steps():
+    assert teacher.gated(True, "a\nb", end=False) == "<check>yes</check>\n<update>a\nb</update>\n<next>continue</next>"
+    assert teacher.gated(False, "a", end=True) == "<check>no</check>\n<update>a</update>\n<next>end</next>"
+    assert teacher.recalling("a", None) == "<update>a</update>"
+    assert teacher.recalling("a", "q") == "<update>a</update>\n<recall>q</recall>"
+
+
+def test_only_what_the_prompt_names_is_asked_for():
+    film, actor = Placed("x", 0, 1, title="Extraction (film)"), Placed("y", 0, 1, title="Dan Bilzerian")
+    assert teacher.missing([actor, film], "Who starred in Extraction?", "Someone: notes") == "Extraction"
+    assert teacher.missing([actor], "Who starred in Extraction?", "Extraction: with Dan Bilzerian.") == "Dan Bilzerian"
+    assert teacher.missing([actor], "Who starred in Extraction?", "Extraction: with others.") is None
+    assert teacher.missing([film], "Who starred in Extraction?", "") is None
+    assert teacher.missing([Placed("z", 0, 1, subject="ada")], "Whose is Ada?", "n") == "ada"
+
+
+def test_scores_of_gated_and_recalling_steps():
+    target = teacher.gated(True, "a\nb", end=True)
+    assert judge.gated_scores(target, target, ["a", "b"]) == {
+        "format": 1, "check": 1, "exit": 1, "kept": 1, "exact": 1, "extra": 0,
+    }  # fmt: skip
+    said = judge.gated_scores(teacher.gated(False, "a", end=True), target, ["a", "b"])
+    assert said == {"format": 1, "check": 0, "exit": 1, "kept": 0.5, "exact": 0, "extra": 0}
+    assert judge.gated_scores("a", target, ["a", "b"])["check"] == 0
+    assert judge.gated_scores("a", teacher.gated(False, "a", end=True), ["a"]) == {"format": 0, "check": 0, "exit": 0}
+    target = teacher.recalling("a", "q")
+    assert judge.recall_scores(target, target, ["a"]) == {"format": 1, "query": 1, "kept": 1, "exact": 1, "extra": 0}
+    assert judge.recall_scores(teacher.recalling("a", None), target, ["a"])["query"] == 0
+    assert judge.recall_scores("a", target, ["a"]) == {"format": 0, "query": 0, "kept": 0, "exact": 0, "extra": 1}
+
+
 def test_scores_of_a_read():
     assert judge.read_scores("<check>yes</check>\na\nb", ["a", "b"]) == {"check": 1, "format": 1, "copied": 1, "exact": 1}
     assert judge.read_scores("<check>yes</check>\na", ["a", "b"]) == {"check": 1, "format": 1, "copied": 0.5, "exact": 0}
