@@ -123,7 +123,7 @@ def _usage(trace: Trace) -> dict[str, Any]:
         "generated_tokens": sum(c.generated_tokens for c in done),
         "reads": len(reads),
         "reads_yes": sum(call.check == "yes" for call in reads),
-        "reads_malformed": sum(call.check == "malformed" for call in reads),
+        "reads_malformed": sum(call.check == "malformed" or call.well_formed is False for call in reads),
         "merges": sum(len(turn.merges) for turn in trace.turns),
         "damaged": trace.damaged,
     }
