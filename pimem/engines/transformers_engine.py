@@ -63,9 +63,7 @@ def _load(engine: EngineSpec, model: ModelSpec) -> TransformersEngine:
         )
         weights = weights.to(device).eval()
         if device == "cpu":
-            cpu.keep_freed_memory()
-            if cpu.usable():
-                cpu.pack(weights)
+            cpu.prepare(weights)
     except Exception as error:
         raise EngineError(f"{folder}: the model does not load ({type(error).__name__}: {error})", retryable=False) from error
     return TransformersEngine(weights, Tokenizer.load(folder), folder, engine, model)
@@ -220,7 +218,7 @@ class TransformersEngine:
             ids[i, longest - len(row.prompt) :] = row.prompt
             mask[i, longest - len(row.prompt) :] = 1
         input_ids, attention = torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
-        cache = None
+        cache = cpu.cache(self._weights) if device.type == "cpu" else None
         while rows:
             sampler = RowSampler(rows)
             out = self._weights.generate(
