@@ -168,7 +168,8 @@ def test_unknown_is_said_only_where_the_notes_hold_no_gold_fact(builder: Builder
             unknown += "nothing known" in example.case
             if kind != "hotpotqa" and "nothing known" not in example.case:
                 memory = "\n".join(notes_of(builder, example)).lower()
-                assert all(a.lower() in memory for a in said.removeprefix("\\boxed{").removesuffix("}").split(", ")), (kind, said)
+                parts_said = said.removeprefix("\\boxed{").removesuffix("}").split(", ")
+                assert all(a.lower() in memory for a in parts_said), (kind, said)
     assert 10 < unknown < 60
 
 
