@@ -96,9 +96,9 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, scale
 @functools.cache
 def _usable(device: str, dtype: torch.dtype, heads: int, size: int) -> bool:
     """Whether torch's kernels give here what the masked computation gives, gradients included; tried once."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast(device, enabled=False):
-        torch.manual_seed(0)
-        made = [torch.randn(heads, 96, size).to(device, dtype) for _ in range(4)]
+    generator = torch.Generator().manual_seed(0)
+    with torch.enable_grad(), torch.autocast(device, enabled=False):
+        made = [torch.randn(heads, 96, size, generator=generator).to(device, dtype) for _ in range(4)]
         rows = Rows(torch.cat([torch.arange(n) for n in (40, 2, 54)])[None].to(device))
         found = []
         for way in (_jagged, _masked):

@@ -79,9 +79,7 @@ class Trainer(PPOTrainerSync):
         gone = [key for key in batch.keys if key not in made.advantages]
         if gone:
             tq.kv_clear(keys=gone, partition_id=batch.partition_id)
-            stay = [i for i, key in enumerate(batch.keys) if key in made.advantages]
-            batch.tags = [batch.tags[i] for i in stay]
-            batch.keys = [batch.keys[i] for i in stay]
+            batch = batch.select_keys([key for key in batch.keys if key in made.advantages])
         lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
         ranks = self._ranks()
         self._updates, pads, order = batches.arrange(

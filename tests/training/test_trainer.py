@@ -16,6 +16,7 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("verl")
 
 import torch  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
 
 from pimem.training import trainer as trainers  # noqa: E402
@@ -41,10 +42,8 @@ class Queue:
         self.cleared += keys
 
 
-class Batch(SimpleNamespace):
-    def reorder(self, order: list[int]) -> None:
-        self.keys = [self.keys[i] for i in order]
-        self.tags = [self.tags[i] for i in order]
+def batch_of(keys: list[str]) -> KVBatchMeta:
+    return KVBatchMeta(keys=keys, tags=[{"seq_len": 10 + i} for i in range(len(keys))], partition_id="train")
 
 
 @pytest.fixture
@@ -79,9 +78,8 @@ def test_a_step_is_sorted_into_mini_batches_of_whole_prompts(trainer: Trainer, m
                 fields.append({"step": -1, **({"trajectory": said(score)} if index == 1 + session else {})})
     queue = Queue(extra_fields=fields)
     monkeypatch.setattr(trainers, "tq", queue)
-    batch = Batch(keys=keys, tags=[{"seq_len": 10 + i} for i in range(len(keys))], partition_id="train")
     metrics: dict[str, Any] = {}
-    made = trainer._balance_batch(batch, metrics)
+    made = trainer._balance_batch(batch_of(keys), metrics)
     assert queue.cleared == [key for key in keys if key[0] == "b"]
     assert [key[0] for key in made.keys] == ["a"] * 5 + ["c"] * 5
     assert (metrics["pimem/trajectories"], metrics["pimem/updates"], metrics["pimem/pads"]) == (6, 2, 0)
@@ -96,7 +94,7 @@ def test_advantages_lie_on_the_tokens_of_each_row(trainer: Trainer, monkeypatch:
     queue = Queue(response_mask=torch.nested.as_nested_tensor(masks, layout=torch.jagged))
     monkeypatch.setattr(trainers, "tq", queue)
     trainer._plan = batches.Plan([], {"a_0_0": 0.5, "a_0_1": -0.25})
-    trainer._compute_advantage(Batch(keys=["a_0_0", "a_0_1", "pad_0_0"], partition_id="train"), {})
+    trainer._compute_advantage(batch_of(["a_0_0", "a_0_1", "pad_0_0"]), {})
     assert [row.tolist() for row in queue.put["advantages"].unbind()] == [[0.5] * 3, [-0.25, 0.0], [0.0]]
     assert [row.tolist() for row in queue.put["returns"].unbind()] == [[0.5] * 3, [-0.25, 0.0], [0.0]]
 
@@ -115,12 +113,12 @@ def test_every_update_is_a_mini_batch_of_the_plan(trainer: Trainer) -> None:
     )
     trainer._plan, trainer._updates = batches.Plan([]), 4
     metrics: dict[str, Any] = {}
-    trainer._update_actor(Batch(keys=list("abcdefgh"), extra_info={}), metrics)
+    trainer._update_actor(batch_of(list("abcdefgh")), metrics)
     assert (asked["mini_batch_size"], asked["global_batch_size"], asked["dataloader_kwargs"]) == (2, 2, {"shuffle": False})
     assert metrics["actor/pg_loss"] == pytest.approx(0.2)
     trainer._plan = batches.Plan([], learns=False)
     asked.clear()
-    trainer._update_actor(Batch(keys=list("ab"), extra_info={}), metrics)
+    trainer._update_actor(batch_of(list("ab")), metrics)
     assert not asked
 
 
