@@ -38,6 +38,8 @@ class Section:
     """Documents for hotpotqa, tokens for the other tasks."""
     samples: int = 0
     """Samples a cell."""
+    samples_at: dict[str, int] = field(default_factory=dict)
+    """Length to samples a cell, for lengths that get another number."""
     methods: tuple[str, ...] = ()
     """Methods compared; empty takes all of the profile."""
     seed: int = 42
@@ -46,6 +48,10 @@ class Section:
     """The question of a notebook that asks about files."""
     files: tuple[str, ...] = ()
     """Text files it is asked about, relative to the repository."""
+
+    def samples_of(self, length: int) -> int:
+        """Samples of a cell of this length."""
+        return self.samples_at.get(str(length), self.samples)
 
     @property
     def runs(self) -> bool:
@@ -117,6 +123,11 @@ class Profile:
             raise ConfigError(
                 f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}"
             )
+        for length, samples in section.samples_at.items():
+            if samples < 1 or length not in map(str, section.lengths):
+                raise ConfigError(
+                    f"{where}: samples_at: {length}: {samples}; give at least one sample, for one of {list(section.lengths)}"
+                )
 
     def section(self, notebook: str, changes: Mapping[str, Any] | None = None) -> Section:
         """A notebook's section with a notebook's own parameters on top; parameters that are None change nothing.
@@ -129,6 +140,9 @@ class Profile:
         base = self.notebooks[notebook]
         changed = build(Section, given, f"{notebook}: parameters")
         section = replace(base, **{k: getattr(changed, k) for k in given})
+        if "samples_at" not in given:
+            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in map(str, section.lengths)}
+            section = replace(section, samples_at=kept)
         self.check(section, f"{notebook}: parameters")
         return section
 

@@ -308,7 +308,7 @@ def weights_hash(engine: EngineSpec, folder: Path) -> str:
 
 async def run(
     runs: Sequence[RunSpec],
-    n: int,
+    n: int | Sequence[int],
     engine: EngineSpec,
     execution: Execution,
     root: str | Path,
@@ -318,8 +318,10 @@ async def run(
 ) -> list[RunStore]:
     """`evaluate` for every specification, one after another; returns their stores in the order given.
 
-    Runs of the same model share one engine, which starts only if some call is not in a store.
+    `n`: samples of each run, or of all. Runs of the same model share one engine, which starts only if some call is not in a
+    store.
     """
+    wanted = [n] * len(runs) if isinstance(n, int) else list(n)
     stores: dict[int, RunStore] = {}
     for model in dict.fromkeys(canonical_hash(r.model) for r in runs):
         mine = [(i, r) for i, r in enumerate(runs) if canonical_hash(r.model) == model]
@@ -329,7 +331,7 @@ async def run(
                 parts = await asyncio.to_thread(prepare, spec, engine, execution)
                 stores[i] = await evaluate(
                     spec,
-                    n,
+                    wanted[i],
                     engine=lazy,
                     execution=execution,
                     root=root,
@@ -347,7 +349,7 @@ async def run(
 
 def run_sync(
     runs: Sequence[RunSpec],
-    n: int,
+    n: int | Sequence[int],
     engine: EngineSpec,
     execution: Execution,
     root: str | Path,

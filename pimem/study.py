@@ -61,20 +61,24 @@ class Study:
         rows = []
         for spec in self.specs:
             row = {"task": spec.task.name, "length": spec.task.length, "method": spec.method.method}
-            row |= {"samples": self.section.samples, "window": spec.model.window}
+            row |= {"samples": self._samples(spec), "window": spec.model.window}
             rows.append(row | {b: getattr(spec.method, b, None) for b in budgets})
         return pd.DataFrame(rows).astype(dict.fromkeys(budgets, "Int64"))
 
     def run(self) -> pd.DataFrame:
         """Makes what the store lacks; returns a row a run with calls made and replayed, tokens and failures."""
         profile = self.profile
-        finished = runs.run_sync(self.specs, self.section.samples, profile.engine, profile.execution, paths.runs())
+        wanted = [self._samples(spec) for spec in self.specs]
+        finished = runs.run_sync(self.specs, wanted, profile.engine, profile.execution, paths.runs())
         self.cells = [Cell(spec, store, store.counts) for spec, store in zip(self.specs, finished, strict=True)]
         rows = [
             {"task": c.spec.task.name, "length": c.spec.task.length, "method": c.spec.method.method, **asdict(c.counts)}
             for c in self.cells
         ]
         return pd.DataFrame(rows).drop(columns=["stale", "cached_tokens"])
+
+    def _samples(self, spec: RunSpec) -> int:
+        return self.section.samples_of(spec.task.length)
 
     def open(self) -> list[Cell]:
         """The cells, run if they are not yet."""
@@ -88,7 +92,7 @@ class Study:
         frames = []
         for cell in self.open():
             task = build_task(cell.spec.task, self.tokenizer)
-            n = self.section.samples
+            n = self._samples(cell.spec)
             frames.append(
                 score_frames.collect(
                     cell.store.traces(n),
@@ -131,7 +135,7 @@ class Study:
         """The samples and traces of one method, cell by cell."""
         for cell in self.open():
             if cell.spec.method.method == method:
-                for sample, trace in cell.store.records(self.section.samples):
+                for sample, trace in cell.store.records(self._samples(cell.spec)):
                     yield cell, sample, trace
 
     def example(self, method: str = "pi_mem", index: int = 0) -> str:

@@ -48,6 +48,17 @@ def test_a_notebook_changes_what_it_names_and_nothing_else(tmp_path: Path) -> No
     assert (section.lengths, section.samples, section.methods) == ((7,), 3, ())
 
 
+def test_a_length_may_have_its_own_number_of_samples(tmp_path: Path) -> None:
+    given = {**BASE["notebooks"]["02_hotpotqa"], "samples_at": {40: 2}}
+    profile = load(tmp_path, notebooks={"02_hotpotqa": given})
+    section = profile.section("02_hotpotqa")
+    assert [section.samples_of(length) for length in section.lengths] == [3, 2]
+    assert profile.section("02_hotpotqa", {"lengths": [20]}).samples_at == {}
+    assert profile.section("02_hotpotqa", {"samples": 1}).samples_of(40) == 1
+    with pytest.raises(ConfigError, match="samples_at: 7: 2; give at least one sample"):
+        profile.section("02_hotpotqa", {"samples_at": {7: 2}})
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
