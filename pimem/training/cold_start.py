@@ -17,8 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
+from pimem import models
 from pimem.errors import DataError
+from pimem.prompts import PromptSet
 from pimem.tokens import Tokenizer
 from pimem.training import lora
 from pimem.training.data import Table
@@ -202,13 +205,30 @@ def main(argv: Sequence[str] | None = None) -> None:
             file.writelines(json.dumps(row) + "\n" for row in history)
         print(f"step {len(history)} loss {np.mean([h['loss'] for h in history[-20:]]):.4f}", flush=True)
 
-    facts = {"recipe": dataclasses.asdict(config), "machine": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
+    facts = described(config, args.model, device)
     history = train(config, model, table, tokenizer, deadline=args.deadline, keep=keep, steps=args.steps)
     keep(history)
     adapter = lora.tensors(model)
     lora.detach(model)
     lora.apply(model, adapter, config.scale)
     judge.write(model, tokenizer, Table.load(args.data / "eval.xz"), config, args.out)
+
+
+def described(config: ColdStart, base: Path, device: str) -> dict[str, Any]:
+    """What an adapter's manifest says of how it was made; `base` is the folder of the base model."""
+    return {
+        "about": f"{config.base} with a supervised cold start of {', '.join(config.methods)}",
+        "base": config.base,
+        "base_fingerprint": models.fingerprint(base),
+        "scale": config.scale,
+        "rank": config.rank,
+        "licence": entry.licence if (entry := models.CATALOGUE.get(config.base)) else "that of the base",
+        "prompts": config.prompts,
+        "prompts_hash": PromptSet.load(config.prompts).hash,
+        "recipe": dataclasses.asdict(config),
+        "machine": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "software": f"torch {torch.__version__}, transformers {transformers.__version__}",
+    }
 
 
 def spent(history: list[dict[str, float]]) -> dict[str, Any]:

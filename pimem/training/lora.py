@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 
 from pimem.adapters import MANIFEST, WEIGHTS, merged
 from pimem.errors import DataError
+from pimem.packages import sha256
 
 
 class LowRank(nn.Module):
@@ -83,12 +84,13 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save(model: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the updates and what is known about them; the manifest comes last."""
+    """Writes the updates and what is known about them; the manifest comes last, with the weights' SHA-256."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors(model), folder / WEIGHTS)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    facts = {**manifest, "sha256": sha256(folder / WEIGHTS)}
+    (folder / MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def apply(model: nn.Module, adapter: Mapping[str, torch.Tensor], scale: float) -> None:

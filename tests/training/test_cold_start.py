@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pimem import adapters  # noqa: E402
+from pimem import adapters, models  # noqa: E402
 from pimem.errors import ConfigError, DataError  # noqa: E402
 from pimem.training import cold_start, lora  # noqa: E402
 from pimem.training.data import Table  # noqa: E402
@@ -72,6 +72,22 @@ def test_loss_falls_and_the_merged_model_is_the_trained_one():
     torch.testing.assert_close(base(ids).logits, trained, atol=1e-5, rtol=1e-4)
     lora.detach(model)
     torch.testing.assert_close(model(ids).logits, tiny()(ids).logits)
+
+
+def test_what_a_cold_start_writes_is_an_adapter_of_its_base(tmp_path):
+    base, out, merged = (tmp_path / name for name in ("base", "out", "merged"))
+    merged.mkdir()
+    tiny().save_pretrained(base)
+    model = tiny()
+    cold_start.train(RECIPE, model, table(), Tags(), steps=3)
+    lora.save(model, out, cold_start.described(RECIPE, base, "cpu"))
+    adapter = adapters.read(out)
+    assert (adapter.base, adapter.base_fingerprint) == ("smollm2-135m", models.fingerprint(base))
+    adapters.merge(adapter, base, merged)
+    again = transformers.AutoModelForCausalLM.from_pretrained(merged)
+    ids = torch.arange(10, 22)[None]
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=2e-2, rtol=2e-2)
+    assert not torch.allclose(again(ids).logits, tiny()(ids).logits, atol=2e-2)
 
 
 def test_only_response_tokens_count_and_the_decision_weighs_more():
