@@ -177,6 +177,7 @@ def compose(said: Mapping[str, Any], backend: str = "fsdp2") -> Any:
     try:
         from hydra import compose as hydra_compose
         from hydra import initialize_config_module
+        from hydra.errors import HydraException
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -188,11 +189,13 @@ def compose(said: Mapping[str, Any], backend: str = "fsdp2") -> Any:
         config = hydra_compose("ppo_trainer", overrides=engine)
     for name, value in said.items():
         try:
-            OmegaConf.update(config, name.removeprefix("+"), value, force_add=name.startswith("+"))
+            # A mapping takes the place of verl's, whose keys would otherwise be all it may have.
+            whole = isinstance(value, Mapping)
+            OmegaConf.update(config, name.removeprefix("+"), value, merge=not whole, force_add=whole or name.startswith("+"))
         except OmegaConfBaseException as error:
             raise ConfigError(f"verl.{name.removeprefix('+')}: {str(error).splitlines()[0]}") from None
     try:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    except (AssertionError, ValueError, OmegaConfBaseException) as error:
+    except (AssertionError, ValueError, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"verl refuses this configuration: {error}") from error
     return config
