@@ -50,17 +50,19 @@ class Files:
 
 
 def read_text(path: Path) -> str:
-    """A file as text; bytes that are not UTF-8 become U+FFFD.
+    """A file as text, without a byte order mark; bytes that are not UTF-8 become U+FFFD.
 
-    Raises `DataError` where those are more than a few, and where nothing is left.
+    Raises `DataError` where those are more than a few, where there are zero bytes (UTF-16 is full of them, and reads as UTF-8),
+    and where nothing is left.
     """
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    text = raw.decode("utf-8", "replace")
+    text = raw.decode("utf-8-sig", "replace")
     if not text.strip():
         raise DataError(f"{path}: the file is empty; there is nothing to read")
-    if text.count("\ufffd") > max(8, len(text) // 100):
-        raise DataError(f"{path}: not a text file (many bytes are not UTF-8); convert it to plain text first")
+    if "\0" in text or text.count("\ufffd") > max(8, len(text) // 100):
+        wrong = "it holds zero bytes, as UTF-16 and binary files do" if "\0" in text else "many bytes are not UTF-8"
+        raise DataError(f"{path}: not a text file ({wrong}); convert it to plain text in UTF-8 first")
     return text

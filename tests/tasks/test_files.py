@@ -41,7 +41,17 @@ def test_the_sample_is_named_by_its_content_and_question(tmp_path: Path, tokeniz
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"", "is empty"), (b" \n\t", "is empty"), (bytes(range(128, 256)) * 8, "not a text file")]
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b" \n\t", "is empty"),
+        (b"\xef\xbb\xbf\n", "is empty"),
+        (bytes(range(128, 256)) * 8, "many bytes are not UTF-8"),
+        ("plain words".encode("utf-16"), "zero bytes"),
+        ("plain words".encode("utf-16-be"), "zero bytes"),
+        ("plain words".encode("utf-32"), "zero bytes"),
+        (b"words\0and\1more", "zero bytes"),
+    ],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "f"
@@ -56,6 +66,12 @@ def test_missing_files_and_folders_are_named(tmp_path: Path, tokenizer: Tokenize
             read_text(path)
     with pytest.raises(DataError, match="name at least one"):
         Files([], "x?", tokenizer)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes("plain words".encode("utf-8-sig"))
+    assert read_text(path) == "plain words"
 
 
 def test_a_few_stray_bytes_are_replaced(tmp_path: Path) -> None:
