@@ -81,14 +81,16 @@ def ask(
     if method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {nearest(method, METHODS)}")
     small = SMALL.get(model)
-    window = window or (small[0] if small else models.window_of(models.resolve(ModelSpec(model))))
+    if window is None:
+        window = small[0] if small else models.window_of(models.resolve(ModelSpec(model, window=1)))
     if window is None:
         raise ConfigError(f"model {model!r} does not say how long its window is; give --window")
+    weights = ModelSpec(model, window=window)
     return answer(
         files,
         question,
         method=method_spec(method, {**budgets(method, window), **(fields or {})}, semantics),
-        model=ModelSpec(model, window=window),
+        model=weights,
         prompts=prompts or (small[1] if small else "default"),
         sampling=SamplingSpec(temperature=temperature, top_p=1.0 if temperature == 0 else 0.95),
         engine=engine or EngineSpec(),
@@ -149,4 +151,4 @@ def budgets(method: str, window: int) -> dict[str, int]:
         "answer_tokens": min(1024, window // 32),
     }
     known = {f.name for f in dataclasses.fields(type(method_spec(method)))}
-    return {k: v for k, v in sizes.items() if k in known}
+    return {k: max(1, v) for k, v in sizes.items() if k in known}

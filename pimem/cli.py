@@ -36,18 +36,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     ask = commands.add_parser("ask", help="answer one question over text files")
-    ask.add_argument("--context", nargs="+", required=True, metavar="FILE", help="text files, read one after the other")
+    ask.add_argument(
+        "--context", nargs="+", action="extend", required=True, metavar="FILE", help="text files, read one after the other"
+    )
     ask.add_argument("--question", required=True, metavar="TEXT")
     ask.add_argument("--method", default="pi_mem", help=f"one of {', '.join(METHODS)}; default pi_mem")
     ask.add_argument("--model", default=DEFAULT_MODEL, help="a name from `pimem models list`, a folder, or a hub id")
     ask.add_argument("--window", type=int, help="most tokens of one call; default 2,048 for the default model, else all it has")
     ask.add_argument("--prompts", help="a shipped prompt set or a folder; default fits the model's size")
     ask.add_argument("--semantics", default="paper", help=f"{' or '.join(SEMANTICS)}; see DEVIATIONS.md")
-    ask.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="fields of the method, such as max_turns=2")
+    ask.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="fields of the method, such as max_turns=2"
+    )
     ask.add_argument("--engine", default="transformers", help=field_docs(EngineSpec)["kind"])
     ask.add_argument(
         "--engine-set",
         nargs="+",
+        action="extend",
         default=[],
         metavar="KEY=VALUE",
         help="fields of the engine, such as url=http://127.0.0.1:8000/v1",
@@ -58,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="execute a profile's notebooks")
     run.add_argument("profile", help="a profile of experiments/profiles, or a YAML file")
-    run.add_argument("--only", nargs="+", metavar="NOTEBOOK", help="these notebooks and no others")
-    run.add_argument("--dry-run", action="store_true", help="say what would run, and how much of it is already there")
+    run.add_argument("--only", nargs="+", action="extend", metavar="NOTEBOOK", help="these notebooks and no others")
+    run.add_argument("--dry-run", action="store_true", help="say what would run, and start nothing")
     run.set_defaults(run=_run)
 
     train = commands.add_parser("train", help="reinforcement learning of a method, or the cold start before it")
@@ -73,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--fresh", action="store_true", help="begin at step 1 whatever checkpoint there is")
     train.add_argument(
         "--check", action="store_true", help="check everything up to verl's own configuration, and start nothing"
+    )
+    train.add_argument(
+        "--seconds", type=float, default=0.0, help="end with a checkpoint after the step nearest to this time; 0 for all steps"
     )
     train.set_defaults(run=_train)
 

@@ -239,7 +239,7 @@ class TaskSpec:
     """What is asked over which text. How many samples are drawn is no part of it: sample i is the same whatever n is."""
 
     name: str = "hotpotqa"
-    """A task from `pimem data tasks`."""
+    """A task by name (`TASKS` in `pimem.tasks.base`)."""
     length: int = 50
     """Documents for hotpotqa, tokens for the other tasks."""
     seed: int = 42

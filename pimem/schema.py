@@ -136,8 +136,10 @@ def _json(data: Any, where: str) -> Any:
 
 def at_least(spec: Any, low: int, *names: str) -> None:
     for name in names:
-        if getattr(spec, name) < low:
-            raise ConfigError(f"{name}: {getattr(spec, name)} is too little; give at least {low}")
+        value = getattr(spec, name)
+        if not low <= value < float("inf"):
+            wrong = "too little" if value < low else "no finite number"
+            raise ConfigError(f"{name}: {value} is {wrong}; give at least {low}")
 
 
 def check_share(spec: Any, name: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pimem import ask as asking
-from pimem.cli import main
+from pimem.cli import _parser, main
 from pimem.config import METHODS, EngineSpec, method_spec
 
 
@@ -101,6 +105,11 @@ def test_the_same_question_is_answered_from_the_store(
         (["--semantics", "relased"], "did you mean 'released'"),
         (["--engine-set", "urll=x"], "did you mean 'url'"),
         (["--window", "5000"], "window"),
+        (["--window", "0"], "window: 0 is too little"),
+        (["--window", "40"], "more than the window of 40"),
+        (["--temperature", "nan"], "temperature: nan is no finite number"),
+        (["--temperature", "inf"], "temperature: inf is no finite number"),
+        (["--temperature", "-1"], "temperature: -1.0 is too little"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -110,6 +119,39 @@ def test_bad_input_is_one_line_and_exit_code_2(
     err = capsys.readouterr().err.strip().splitlines()
     assert err[-1].startswith("pimem: ")
     assert says in err[-1]
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from options(command)
+        else:
+            yield action
+
+
+def test_an_option_for_several_values_may_be_given_several_times(
+    tiny_model: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = [action for action in options(_parser()) if action.nargs == "+"]
+    assert {"--context", "--set", "--engine-set", "--only"} <= {name for action in lists for name in action.option_strings}
+    assert [action.dest for action in lists if type(action).__name__ != "_ExtendAction"] == []
+    assert ask(tiny_model, story, "--set", "max_turns=1", "--set", "chunk_tokens=200") == 0
+    assert "1 turn(s)" in capsys.readouterr().out
+
+
+def test_training_is_reached_with_everything_the_command_line_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("pimem.training.launch.command", lambda *args, **kwargs: given.append((args, kwargs)))
+    out = tmp_path / "out"
+    assert main(["train", "mini", "--out", str(out), "--set", "steps=3", "--set", "batch=2", "--fresh", "--seconds", "9"]) == 0
+    changes = {"steps": 3, "batch": 2}
+    assert given == [(("mini", out, changes), {"resume": False, "check_only": False, "seconds": 9.0})]
+    monkeypatch.undo()
+    assert main(["train", "minni", "--out", str(out)]) == 2
+    assert "'mini'" in capsys.readouterr().err
 
 
 def test_a_question_too_long_for_the_window_is_said_before_any_call(
@@ -141,6 +183,18 @@ def test_missing_and_empty_files_models_and_versions(
     ):
         assert main(arguments) == 2, arguments
         assert says in capsys.readouterr().err, arguments
+
+
+def test_without_a_window_a_model_gets_all_it_has(tiny_model: Path, tmp_path: Path, story: Path) -> None:
+    small = tmp_path / "small_window"
+    small.mkdir()
+    for path in tiny_model.iterdir():
+        (small / path.name).symlink_to(path)
+    (small / "config.json").unlink()
+    config = json.loads((tiny_model / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1000}))
+    asked = asking.ask([story], "Who wrote?", method="vanilla", model=str(small), engine=EngineSpec("scripted"))
+    assert asked.spec.model.window == 1000
 
 
 def test_budgets_fit_every_window_and_reach_the_papers_sizes() -> None:
