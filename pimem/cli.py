@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
 
     report = commands.add_parser("report", help="make a version's tables and figures again from its committed scores")
-    report.add_argument("version", help="a folder under paper_tables/, or a profile, whose latest version is taken")
+    report.add_argument(
+        "version", help="a folder under paper_tables/, or a profile, whose latest version is taken; `training` for trainings"
+    )
     report.set_defaults(run=_report)
 
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, and how to get it")
@@ -158,9 +160,9 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from pimem.paper import versions
+    from pimem.paper import training, versions
 
-    for path in versions.rebuild(args.version):
+    for path in training.rebuild() if args.version == training.PROFILE else versions.rebuild(args.version):
         print(path)
 
 

@@ -32,16 +32,16 @@ def markdown(table: Table) -> str:
     head, blocks = layout(table)
     lines = [f"# {table.title}", ""]
     for model, rows in blocks:
-        lines += [f"**Ours: {model}**", "", *_pipes(head, rows), ""]
+        lines += [f"**Ours: {model}**", "", *pipes(head, rows), ""]
     lines += [f"- {note}" for note in table.notes]
     lines += ["", f"## {table.paper_title}", ""]
     for model, part in table.paper.groupby(level="model", sort=False):
         rows = [[method, *values] for (_, method), values in zip(part.index, part.to_numpy(), strict=True)]
-        lines += [f"**{model}**", "", *_pipes(["Method", *part.columns], rows), ""]
+        lines += [f"**{model}**", "", *pipes(["Method", *part.columns], rows), ""]
     return "\n".join(lines)
 
 
-def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     rule = [":--", *["--:"] * (len(head) - 1)]
     return ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in (head, rule, *rows)]
 
@@ -61,7 +61,7 @@ def latex(table: Table) -> str:
     for start in range(1, len(head), MOST_COLUMNS):
         columns = slice(start, start + MOST_COLUMNS)
         ours += [r"\par\smallskip"] * (start > 1)
-        ours += _tabular(["Method", *map(latex_text, head[columns])], _our_rows(blocks, columns))
+        ours += tabular(["Method", *map(latex_text, head[columns])], _our_rows(blocks, columns))
     theirs = []
     for model, part in table.paper.groupby(level="model", sort=False):
         theirs.append(rf"\multicolumn{{{len(part.columns) + 1}}}{{l}}{{\textit{{{latex_text(model)}}}}} \\")
@@ -79,7 +79,7 @@ def latex(table: Table) -> str:
             *(latex_text(note) for note in table.notes),
             r"}\par\medskip",
             rf"\parbox{{\linewidth}}{{\centering\itshape {latex_text(table.paper_title)}}}\par\smallskip",
-            *_tabular(["Method", *map(latex_text, table.paper.columns)], theirs),
+            *tabular(["Method", *map(latex_text, table.paper.columns)], theirs),
             r"\end{table}",
             "",
         ]
@@ -101,7 +101,7 @@ def _stacked(text: str) -> str:
     return rf"\begin{{tabular}}{{@{{}}r@{{}}}}{value}\\[-3pt]{{\scriptsize {interval}}}\end{{tabular}}" if interval else text
 
 
-def _tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:
+def tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:
     return [
         r"\resizebox{\ifdim\width>\linewidth \linewidth\else \width\fi}{!}{%",
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
