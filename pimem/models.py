@@ -6,6 +6,7 @@ Four kinds of name: one of the catalogue (got from the packages that ship it, co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -274,7 +275,7 @@ def _check_weights(folder: Path) -> None:
         return
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(f"{index}: not a readable weight index ({error}); copy the model again") from error
     for shard in shards:
         if not (folder / shard).is_file():
@@ -293,14 +294,20 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def window_of(folder: Path) -> int | None:
-    """Most tokens the model in `folder` was made for, a declared YaRN extension included; None where it does not say."""
+    """Most tokens the model in `folder` was made for, a declared YaRN extension included; None where it does not say.
+
+    Raises `DataError` where config.json is damaged.
+    """
     config = _config(folder)
-    config = config.get("text_config") or config
-    window = config.get("max_position_embeddings")
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if isinstance(window, int) and rope.get("rope_type", rope.get("type")) == "yarn":
-        before = rope.get("original_max_position_embeddings", window)
-        window = max(window, int(before * rope.get("factor", 1)))
+    try:
+        config = config.get("text_config") or config
+        window = config.get("max_position_embeddings")
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        if isinstance(window, int) and rope.get("rope_type", rope.get("type")) == "yarn":
+            before = rope.get("original_max_position_embeddings", window)
+            window = max(window, int(before * rope.get("factor", 1)))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(f"{folder / 'config.json'}: the model's window cannot be read from it ({error})") from error
     return window if isinstance(window, int) else None
 
 
@@ -324,9 +331,11 @@ def _remembered(path: Path) -> str:
     real = path.resolve()
     stat = real.stat()
     memory = home() / "hashes" / canonical_hash([str(real), stat.st_size, stat.st_mtime_ns], length=32)
-    if memory.is_file() and len(known := memory.read_text()) == 64:
+    if memory.is_file() and len(known := memory.read_text(errors="replace")) == 64:
         return known
     digest = sha256(real)
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    memory.write_text(digest)
+    # A cache that cannot be written costs time and nothing else.
+    with contextlib.suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory.write_text(digest)
     return digest

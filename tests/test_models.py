@@ -8,6 +8,7 @@ import json
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,41 @@ def test_a_window_beyond_the_models_own_is_refused(tiny_model: Path) -> None:
 def test_the_models_own_window(tmp_path: Path, config: dict, window: int | None) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert models.window_of(tmp_path) == window
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": "x"},
+        {"max_position_embeddings": 9, "rope_scaling": "yarn"},
+        {"max_position_embeddings": 9, "rope_scaling": {"type": "yarn", "factor": "four"}},
+        {"max_position_embeddings": 9, "rope_scaling": {"type": "yarn", "original_max_position_embeddings": None}},
+    ],
+)
+def test_a_damaged_configuration_is_an_error(tmp_path: Path, config: dict) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"config\.json: the model's window cannot be read"):
+        models.window_of(tmp_path)
+
+
+@pytest.mark.parametrize("index", [[], {"weight_map": []}, {"weight_map": {"a": ["x"]}}, {"weight_map": {"a": 1, "b": "x"}}])
+def test_a_damaged_weight_index_is_an_error(tiny_model: Path, tmp_path: Path, index: Any) -> None:
+    for file in tiny_model.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match="not a readable weight index"):
+        models.resolve(ModelSpec(str(tmp_path)))
+
+
+def test_a_cache_of_hashes_that_cannot_be_written_costs_nothing_but_time(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("a file where the cache should be a folder")
+    monkeypatch.setenv("PIMEM_HOME", str(tmp_path / "home"))
+    uncached = models.fingerprint(tiny_model)
+    monkeypatch.setenv("PIMEM_HOME", str(tmp_path / "other"))
+    assert models.fingerprint(tiny_model) == uncached
+    assert list((tmp_path / "other" / "hashes").iterdir())
 
 
 def test_a_fingerprint_is_of_the_content(shop: list, tiny_model: Path, tmp_path: Path) -> None:

@@ -35,12 +35,16 @@ _FINISH: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "leng
 async def start(engine: EngineSpec, model: ModelSpec) -> OpenAIEngine:
     """Finds the model on the server and tries whether it takes token ids.
 
-    The tokenizer comes from `model`, which needs no weights here. Raises `ConfigError` without a URL, for a model the server
-    does not have and for a window larger than the server's, `DataError` without a tokenizer, `EngineError` where the server
-    does not answer.
+    The tokenizer comes from `model`, which needs no weights here. Raises `ConfigError` without a URL, for one with a password
+    in it (it would be stored with the run), for a key that no header can hold, for a model the server does not have and for a
+    window larger than the server's, `DataError` without a tokenizer, `EngineError` where the server does not answer.
     """
     if not _host(engine.url):
         raise ConfigError(f"engine.url: {engine.url!r} is no address of a server; give one such as http://localhost:8000/v1")
+    if "@" in urlsplit(engine.url or "").netloc:
+        raise ConfigError("engine.url: holds a user or password, which is stored with a run; use engine.api_key_env for a key")
+    if (key := os.environ.get(engine.api_key_env)) and not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{engine.api_key_env}: this variable's key holds a character that no key has, such as a line end")
     folder = await asyncio.to_thread(models.resolve, model, False)
     started = OpenAIEngine(engine, model, await asyncio.to_thread(Tokenizer.load, folder))
     try:
@@ -254,9 +258,10 @@ def _numbers(values: Any, kind: Any) -> list[Any] | None:
 def _host(url: str | None) -> str | None:
     try:
         parts = urlsplit(url or "")
+        port = parts.port
     except ValueError:
         return None
-    return parts.hostname if parts.scheme in ("http", "https") else None
+    return parts.hostname if parts.scheme in ("http", "https") and port != 0 else None
 
 
 def _shown(reply: Any) -> str:

@@ -232,9 +232,22 @@ async def test_models_that_do_not_fit(tiny_model: Path, cards: Any, fields: Any,
 
 
 async def test_the_address_must_be_one(tiny_model: Path) -> None:
-    for url in (None, "localhost:8000/v1", "http://[half", "nonsense", "http:///v1", "http://host:port/v1"):
+    bad = ["localhost:8000/v1", "http://[half", "nonsense", "http:///v1", "http://host:port/v1", "http://host:65536/v1"]
+    for url in (None, *bad, "http://host:0/v1"):
         with pytest.raises(ConfigError, match="no address of a server"):
             await start(EngineSpec(kind="openai_api", url=url), ModelSpec(path=str(tiny_model)))
+
+
+async def test_no_secret_is_stored_or_shown(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("http://me:pass@127.0.0.1:9/v1", "http://me@127.0.0.1:9/v1"):
+        with pytest.raises(ConfigError, match="holds a user or password") as refused:
+            await start(EngineSpec(kind="openai_api", url=url), ModelSpec(path=str(tiny_model)))
+        assert "me" not in str(refused.value).split("which")[0]
+    for key in ("abc\n", "a\u00e9c", "a\rb"):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY: this variable's key") as refused:
+            await start(EngineSpec(kind="openai_api", url="http://127.0.0.1:9/v1"), ModelSpec(path=str(tiny_model)))
+        assert key not in str(refused.value)
 
 
 async def test_adapters_beside_a_model_are_not_taken_for_it(tiny_model: Path) -> None:
