@@ -82,7 +82,7 @@ def ask(
         raise ConfigError(f"unknown method {method!r}; {nearest(method, METHODS)}")
     small = SMALL.get(model)
     if window is None:
-        window = small[0] if small else models.window_of(models.resolve(ModelSpec(model, window=1)))
+        window = small[0] if small else models.window_of(models.resolve(ModelSpec(model, window=1), weights=False))
     if window is None:
         raise ConfigError(f"model {model!r} does not say how long its window is; give --window")
     weights = ModelSpec(model, window=window)
@@ -112,7 +112,7 @@ def answer(
     if not question.strip():
         raise ConfigError("the question is empty")
     execution = execution or Execution()
-    folder = models.resolve(model)
+    folder = runs.model_folder(engine, model)
     tokenizer = Tokenizer.load(folder)
     task = Files(files, question, tokenizer)
     spec = RunSpec(method, model, TaskSpec("files", len(task.sample.context_ids)), sampling, prompts)

@@ -26,11 +26,16 @@ class BudgetError(PimemError):
 
 
 class EngineError(PimemError):
-    """A model request that failed. `retryable` is False where asking again cannot help."""
+    """A model request that failed.
 
-    def __init__(self, message: str, *, retryable: bool = True):
+    `retryable` is False where asking again cannot help; `gone` is True where the engine itself has ended, so that every other
+    request would fail as well.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True, gone: bool = False):
         super().__init__(message)
         self.retryable = retryable
+        self.gone = gone
 
 
 class StoreError(PimemError):

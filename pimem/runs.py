@@ -16,11 +16,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pimem import models, provenance
-from pimem.config import EngineSpec, Execution, RunSpec, as_dict, canonical_hash
+from pimem.config import EngineSpec, Execution, ModelSpec, RunSpec, as_dict, canonical_hash
 from pimem.engines.base import Engine, EngineInfo
 from pimem.engines.lazy import LazyEngine
 from pimem.errors import BudgetError, ConfigError, DataError, EngineError, StoreError
 from pimem.gate import Gate, GatedEngine
+from pimem.packages import sha256
 from pimem.portal import Portal
 from pimem.progress import Counts, Kind, Progress
 from pimem.records import CallKey, Completion, Sample, Sampling, Trace
@@ -287,7 +288,7 @@ def prepare(run: RunSpec, engine: EngineSpec, execution: Execution) -> Parts:
     from pimem.tokens import Tokenizer
     from pimem.workflows.base import build as build_workflow
 
-    folder = models.resolve(run.model)
+    folder = model_folder(engine, run.model)
     tokenizer = Tokenizer.load(folder)
     workflow = build_workflow(
         run.method,
@@ -301,9 +302,26 @@ def prepare(run: RunSpec, engine: EngineSpec, execution: Execution) -> Parts:
     return Parts(build_task(run.task, tokenizer), workflow, weights_hash(engine, folder))
 
 
+def model_folder(engine: EngineSpec, model: ModelSpec) -> Path:
+    """The model's folder with what the engine needs of it here: a server has the weights. Raises as `models.resolve`."""
+    return models.resolve(model, weights=engine.kind != "openai_api")
+
+
 def weights_hash(engine: EngineSpec, folder: Path) -> str:
-    """Digest of what answers: the model's weights, or the script, which is never taken for a model."""
-    return f"scripted-{engine.seed}" if engine.kind == "scripted" else models.fingerprint(folder)
+    """Digest of what answers: the model's weights and end tokens, or the script, which is never taken for a model.
+
+    Of weights that are on a server alone nothing is known but the model's configuration and the name it is served under.
+    """
+    if engine.kind == "scripted":
+        return f"scripted-{engine.seed}"
+    found = models.fingerprint(folder)
+    if not any(folder.glob("*.safetensors")):
+        return f"served-{canonical_hash([found, engine.served_model])}"
+    ends = folder / "generation_config.json"
+    # A fetched model's are those of its weights; in any other folder they may be edited.
+    if (folder / models.MANIFEST).is_file() or not ends.is_file():
+        return found
+    return canonical_hash([found, sha256(ends)], 16)
 
 
 async def run(
@@ -319,7 +337,8 @@ async def run(
     """`evaluate` for every specification, one after another; returns their stores in the order given.
 
     `n`: samples of each run, or of all. Runs of the same model share one engine, which starts only if some call is not in a
-    store.
+    store. Raises as `evaluate`, and `EngineError` where every sample of a run has failed at a model request: that says
+    nothing about its method.
     """
     wanted = [n] * len(runs) if isinstance(n, int) else list(n)
     stores: dict[int, RunStore] = {}
@@ -342,9 +361,23 @@ async def run(
                     retry_failed=retry_failed,
                     progress=progress,
                 )
+                if retry_failed:
+                    _check_engine(stores[i], wanted[i])
         finally:
             await lazy.close()
     return [stores[i] for i in range(len(runs))]
+
+
+def _check_engine(store: RunStore, n: int) -> None:
+    if any(store.outcomes[i].status == "answered" for i in range(n)):
+        return
+    traces = list(store.traces(n))
+    if all(any(call.error for call in trace.calls()) for trace in traces):
+        raise EngineError(
+            f"{store.path}: all {n} samples failed at a model request, the first one so: {traces[0].failure}. What was "
+            "answered is kept; mend the engine and give the same command again",
+            retryable=False,
+        )
 
 
 def run_sync(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from pimem import models, paths, runs, trace_view
+from pimem import paths, runs, trace_view
 from pimem.config import PiMemSpec, RunSpec
 from pimem.errors import DataError
 from pimem.paper import figures, style, tables
@@ -53,7 +53,7 @@ class Study:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(models.resolve(self.profile.model))
+        return Tokenizer.load(runs.model_folder(self.profile.engine, self.profile.model))
 
     def plan(self) -> pd.DataFrame:
         """A row a run: task, length, method, samples, and the budgets that matter."""

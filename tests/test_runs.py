@@ -22,7 +22,7 @@ from pimem.engines.base import EngineInfo
 from pimem.engines.lazy import LazyEngine
 from pimem.errors import BudgetError, ConfigError, DataError, EngineError, PimemError, StoreError
 from pimem.progress import Counts
-from pimem.records import CallKey, Sampling, to_json
+from pimem.records import CallKey, Completion, Sampling, to_json
 from pimem.runs import JournalEngine
 from pimem.store import RunStore
 
@@ -371,6 +371,24 @@ def test_an_engine_that_does_not_start_ends_the_run_at_once(tmp_path: Path) -> N
         go(tmp_path, 3, LazyEngine(begin, EngineInfo("vllm", "m", 64)))
     assert tries == [1]
     assert RunStore.open(next(tmp_path.glob("*/*"))).outcomes == {}
+
+
+def test_an_engine_that_is_gone_ends_the_run_and_no_sample_counts_as_wrong(tmp_path: Path) -> None:
+    class Dying(Counted):
+        async def generate(self, *args: object) -> Completion:
+            if len(self.answered) >= CALLS + 2:
+                raise EngineError("the worker died", retryable=False, gone=True)
+            return await super().generate(*args)  # type: ignore[arg-type]
+
+    async def begin() -> Counted:
+        return Dying()
+
+    with pytest.raises(PimemError, match="the engine has ended: the worker died"):
+        go(tmp_path, 4, LazyEngine(begin, EngineInfo("vllm", "m", 64)), execution=Execution(concurrency=1))
+    assert [o.status for o in RunStore.open(next(tmp_path.glob("*/*"))).outcomes.values()] == ["answered"]
+    engine = Counted()
+    assert [t.status for t in go(tmp_path, 4, engine).traces()] == ["answered"] * 4
+    assert len(engine.answered) == 4 * CALLS - (CALLS + 2)
 
 
 async def test_reads_of_earlier_samples_and_merges_go_first(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from pimem.records import CallKey, Completion, Sampling
 class LazyEngine:
     """An engine that starts at the first request, so that a run that is complete never loads a model.
 
-    Until then `info` says what the specification says. A start that failed is not tried again; it ends the run.
+    Until then `info` says what the specification says. A start that failed is not tried again; it ends the run, and so does an
+    engine that is gone: samples that nobody could answer would otherwise be counted as wrong ones.
     """
 
     def __init__(self, start: Callable[[], Any], info: EngineInfo):
@@ -37,7 +38,12 @@ class LazyEngine:
 
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion:
         engine = self._engine or await self._started()
-        return await engine.generate(prompt_ids, sampling, key)
+        try:
+            return await engine.generate(prompt_ids, sampling, key)
+        except EngineError as error:
+            if error.gone:
+                raise PimemError(f"the engine has ended: {error}") from error
+            raise
 
     async def _started(self) -> Engine:
         async with self._lock:
@@ -46,13 +52,10 @@ class LazyEngine:
             if self._engine is None:
                 try:
                     self._engine = await self._start()
-                except EngineError as error:
+                except PimemError as error:
                     # A workflow would take an engine's error for a failed request and ask again.
                     self._failure = PimemError(f"the engine did not start: {error}")
                     raise self._failure from error
-                except PimemError as error:
-                    self._failure = error
-                    raise
             return self._engine
 
     async def close(self) -> None:

@@ -214,7 +214,7 @@ class VllmEngine:
                 else:
                     self._deliver(message, ids)
         except EngineError as error:
-            fault = error
+            fault = self._died(str(error))
         self._fault = self._fault or fault or (None if self._closed else self._died("the vLLM worker died"))
         if self._fault:
             self._fail(self._fault)
@@ -259,7 +259,8 @@ class VllmEngine:
         if self._process is not None and (code := self._process.poll()) is not None:
             what += f" (exit status {code})"
         lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if self.log.exists() else []
-        self._fault = EngineError("\n  ".join([f"{what}; its log is {self.log} and ends:", *lines]), retryable=False)
+        said = "\n  ".join([f"{what}; its log is {self.log} and ends:", *lines])
+        self._fault = EngineError(said, retryable=False, gone=True)
         return self._fault
 
 

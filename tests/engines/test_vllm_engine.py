@@ -148,6 +148,8 @@ def test_a_killed_worker_fails_requests_with_its_log_and_leaves_no_process(bench
     failure = bench.portal.call(kill_midway)
     assert isinstance(failure, EngineError)
     assert "the vLLM worker died" in str(failure)
+    assert isinstance(failure, EngineError)
+    assert failure.gone
     assert "worker.log" in str(failure)
     with pytest.raises(EngineError, match="the vLLM worker died"):
         bench.ask("fox", Sampling(2))
