@@ -87,6 +87,15 @@ class Progress:
             self._shown = now
             self._show(self.text(now), last=False)
 
+    def say(self, message: str) -> None:
+        """Shows a line of its own that stays."""
+        if self.kind == "none":
+            return
+        try:
+            print(f"{self.label}: {message}", file=self.stream, flush=True)
+        except (OSError, ValueError):
+            self.kind = "none"
+
     def close(self) -> None:
         """Shows how it ended."""
         self._show(self.text(time.monotonic()), last=True)

@@ -129,6 +129,8 @@ async def evaluate(
     store = await asyncio.to_thread(RunStore.create, root, run, identity(workflow, task, weights))
     try:
         loop = _Loop(run, n, engine, execution, task, workflow, store, retry_failed, progress)
+        for line in store.news:
+            loop.progress.say(line)
         if loop.todo:
             origin = await asyncio.to_thread(provenance.collect)
             store.session = lambda: {

@@ -92,6 +92,8 @@ class RunStore:
         self.outcomes: dict[int, Outcome] = {}
         self.damage: list[str] = []
         """Damaged or torn lines found by this object, as sentences."""
+        self.news: list[str] = []
+        """Those of them that nobody had found before."""
         self.counts = Counts()
         """What the evaluation loop that made this object has done; all zero in a store that was only opened."""
         self.session: Callable[[], dict[str, Any]] = dict
@@ -204,12 +206,14 @@ class RunStore:
             self._calls.pop(sample, None)
 
     def _set_aside(self, path: Path, number: int, line: Line) -> None:
-        self.damage.append(f"{path}, line {number}: damaged; skipped, and what it held is made anew")
-        self._keep_text(path, line.offset, line.data)
+        what = f"{path}, line {number}: damaged; skipped, and what it held is made anew"
+        self._keep_text(path, line.offset, line.data, what)
 
-    def _keep_text(self, path: Path, offset: int, data: bytes) -> None:
+    def _keep_text(self, path: Path, offset: int, data: bytes, what: str) -> None:
+        self.damage.append(what)
         kept = path.with_suffix(".damaged")
         if self._locks and not (kept.exists() and b'{"offset": %d,' % offset in kept.read_bytes()):
+            self.news.append(f"{what}; its text is in {kept.name}")
             with open(kept, "a", encoding="ascii") as file:
                 file.write(json.dumps({"offset": offset, "text": data.decode("latin-1")}) + "\n")
 
@@ -236,11 +240,11 @@ class RunStore:
             if end < size and self._locks.acquire(writer := _writer_lock(path.stem.partition("-")[2])):
                 try:
                     file.seek(end)
-                    self._keep_text(path, end, file.read())
+                    what = f"{path}: its last line was torn; cut off, and what it held is made anew"
+                    self._keep_text(path, end, file.read(), what)
                     file.truncate(end)
                 finally:
                     self._locks.release(writer)
-                self.damage.append(f"{path}: its last line was torn; cut off, and what it held is made anew")
 
     def _new_name(self, locks: Locks) -> str:
         host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
@@ -360,10 +364,13 @@ class RunStore:
     def manifest(self) -> dict[str, Any] | None:
         """What `write_manifest` wrote, if it did."""
         try:
-            return json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+            found = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+            if not isinstance(found["n"], int):
+                raise ValueError("its n is no number")
+            return found
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"{self.path / 'manifest.json'}: damaged ({error}); delete it and run again: it is made anew"
             ) from None

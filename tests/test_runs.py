@@ -192,6 +192,28 @@ def test_a_damaged_line_is_reported_kept_and_made_anew(tmp_path: Path, whole: li
     assert manifest["n"] == 7
 
 
+@pytest.mark.parametrize("torn", [False, True])
+def test_damage_is_said_once_whether_or_not_anything_is_left_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], torn: bool
+) -> None:
+    go(tmp_path, 3, Counted())
+    file = next(tmp_path.rglob("journal-*.jsonl"))
+    data = bytearray(file.read_bytes())
+    if torn:
+        file.write_bytes(data[:-9])
+    else:
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    capsys.readouterr()
+    go(tmp_path, 3, Counted(), progress="log")
+    said = capsys.readouterr().err
+    assert said.count("its last line was torn" if torn else "damaged; skipped") == 1
+    assert str(file) in said
+    assert f"its text is in {file.stem}.damaged" in said
+    go(tmp_path, 3, Counted(), progress="log")
+    assert str(file) not in capsys.readouterr().err
+
+
 def test_a_damaged_trace_is_made_again_from_the_journal_alone(tmp_path: Path, whole: list[object]) -> None:
     go(tmp_path, 6, Counted())
     file = next(tmp_path.rglob("traces-*.jsonl"))

@@ -164,6 +164,7 @@ def test_the_first_answer_stands_and_beats_any_failure(tmp_path: Path) -> None:
 
 def test_a_damaged_manifest_says_what_to_do(tmp_path: Path) -> None:
     made = go(tmp_path, 1, Counted())
-    (made.path / "manifest.json").write_text("{")
-    with pytest.raises(StoreError, match="delete it and run again"):
-        made.manifest()
+    for text in ("{", "{}", "[]", '"n"', '{"n": "1"}', "null"):
+        (made.path / "manifest.json").write_text(text)
+        with pytest.raises(StoreError, match="delete it and run again"):
+            made.manifest()
