@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class Rag(Workflow):
 
     def _rank(self, question: str, chunks: list[np.ndarray]) -> list[int]:
         """Window indices by descending score; equal scores keep the order of the text."""
+        # bm25s tries JAX as it is imported, and JAX takes most of a GPU's memory as it is tried.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
         import bm25s
 
         words = [self.tokenizer.decode(chunk).lower().split() for chunk in chunks]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +92,23 @@ def test_scores_are_those_of_the_formula(lab: Any) -> None:
     index.index([w.split() for w in windows], show_progress=False)
     wanted = [idf(2) / 2.5, idf(2) * 2 / 3.5 + idf(1) / 2.5, 0.0]
     assert index.get_scores(["live", "keeper"]).tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_ranking_leaves_a_gpu_to_the_model(tmp_path: Path) -> None:
+    package = tmp_path / "jax"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import os\nopen(os.environ['SEEN'], 'w').write(os.environ.get('JAX_PLATFORMS', ''))\n"
+    )
+    (package / "lax.py").write_text("def top_k(scores, k):\n    return scores, scores\n")
+    code = (
+        "import numpy as np\nfrom types import SimpleNamespace as N\nfrom pimem.workflows.rag import Rag\n"
+        "rag = N(tokenizer=N(decode=lambda ids: ['a fox', 'the lamp'][ids[0]]))\n"
+        "print(Rag._rank(rag, 'lamp', [np.array([0]), np.array([1])]))"
+    )
+    seen = tmp_path / "seen"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}", "SEEN": str(seen)}
+    environment.pop("JAX_PLATFORMS", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1, 0]"
+    assert seen.read_text() == "cpu"
