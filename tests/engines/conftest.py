@@ -65,6 +65,6 @@ def bench(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Started]
             yield it
         return
     url = request.getfixturevalue("vllm_server") if kind == "openai_api" else None
-    spec = EngineSpec(kind=kind, device=device or "cpu", eager=True, url=url, max_batch_tokens=4096)
+    spec = EngineSpec(kind=kind, device=device or "cpu", eager=True, url=url, max_batch_tokens=4096, gpu_memory=0.3)
     with started(build, tiny_model, spec, ModelSpec(path=str(tiny_model))) as it:
         yield it

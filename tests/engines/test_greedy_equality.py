@@ -28,7 +28,7 @@ pytestmark = pytest.mark.data
 
 
 def answers(kind: str, device: Literal["cpu", "cuda"]) -> list[Completion]:
-    spec = EngineSpec(kind=kind, device=device, max_batch_tokens=2048)
+    spec = EngineSpec(kind=kind, device=device, max_batch_tokens=2048, gpu_memory=0.3)
     folder = models.resolve(MODEL)
     with started(build, folder, spec, MODEL) as it:
         prompts = [it.tokenizer.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
