@@ -6,6 +6,7 @@ set by papermill or by hand, go on top of its section.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from pimem.config import (
     method_spec,
 )
 from pimem.errors import ConfigError, nearest
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,16 @@ class Profile:
 
         Raises `ConfigError` where there is none or where anything in it does not validate.
         """
+        if not isinstance(name, str):
+            raise ConfigError(f"profile: expected the name of a profile or a YAML file, got {name!r} ({type(name).__name__})")
         folder = paths.root() / "experiments" / "profiles"
         path = folder / f"{name}.yaml" if (folder / f"{name}.yaml").is_file() else Path(name)
         if not path.is_file():
             known = [p.stem for p in folder.glob("*.yaml")]
             raise ConfigError(f"profile {name!r}: no such profile or file; {nearest(name, known)}")
         profile = build(cls, load_yaml(path), str(path))
+        if not _NAME.fullmatch(profile.name):
+            raise ConfigError(f"{path}: name: {profile.name!r} cannot name a folder; use letters, digits, '.', '_' and '-'")
         if profile.parallel < 1:
             raise ConfigError(f"{path}: parallel={profile.parallel}; at least one notebook must run at a time")
         for method in profile.methods:
@@ -123,6 +130,11 @@ class Profile:
             raise ConfigError(
                 f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}"
             )
+        if section.tasks and not (section.methods or self.methods):
+            raise ConfigError(f"{where}: tasks need methods, and neither the section nor the profile names one")
+        for what, listed in (("lengths", section.lengths), ("methods", section.methods)):
+            if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
+                raise ConfigError(f"{where}: {what}: {twice[0]!r} stands there twice; one cell cannot be run as two")
         for length, samples in section.samples_at.items():
             if samples < 1 or length not in map(str, section.lengths):
                 raise ConfigError(

@@ -16,7 +16,7 @@ import pandas as pd
 
 from pimem import paths, runs, trace_view
 from pimem.config import PiMemSpec, RunSpec
-from pimem.errors import DataError
+from pimem.errors import ConfigError, DataError, nearest
 from pimem.paper import figures, style, tables
 from pimem.paper import scores as score_frames
 from pimem.profiles import Profile
@@ -24,6 +24,7 @@ from pimem.progress import Counts
 from pimem.prompts import PromptSet
 from pimem.records import Sample, Trace
 from pimem.store import RunStore
+from pimem.tasks.base import TASKS
 from pimem.tasks.base import build as build_task
 from pimem.tokens import Tokenizer, holding, windows
 
@@ -40,14 +41,17 @@ class Cell:
 class Study:
     """One notebook's section of a profile, with the notebook's own parameters on top.
 
-    Raises `ConfigError` for an unknown profile, notebook, parameter or method, `DataError` for a model or data set that is not
-    here.
+    Raises `ConfigError` for an unknown profile, notebook, parameter, task or method, `DataError` for a model or data set that
+    is not here.
     """
 
     def __init__(self, notebook: str, profile: str = "smoke", **changes: Any):
         self.notebook = notebook
         self.profile = Profile.load(profile)
         self.section = self.profile.section(notebook, changes)
+        for task in self.section.tasks:
+            if task not in TASKS:
+                raise ConfigError(f"profile {self.profile.name}: {notebook}: unknown task {task!r}; {nearest(task, TASKS)}")
         self.specs = list(self.profile.run_specs(self.section))
         self.cells: list[Cell] = []
 

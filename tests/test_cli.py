@@ -88,6 +88,8 @@ def test_the_same_question_is_answered_from_the_store(
     monkeypatch.setattr("pimem.engines.lazy.build", never)
     assert ask(tiny_model, story, "--set", "chunk_tokens=900") == 0
     assert capsys.readouterr().out == first
+    assert ask(tiny_model, story, "--set", "chunk_tokens=900", "--engine", "vlm") == 2
+    assert "did you mean 'vllm'" in capsys.readouterr().err
     assert len(list(own_runs.glob("files-*/pi_mem-*"))) == 1
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from pimem.errors import ConfigError
 from pimem.profiles import Profile
+from pimem.study import Study
 
 SHIPPED = sorted(p.stem for p in (Path(__file__).parents[1] / "experiments" / "profiles").glob("*.yaml"))
 
@@ -69,6 +70,8 @@ def test_a_length_may_have_its_own_number_of_samples(tmp_path: Path) -> None:
         ({"samples": 0}, "samples >= 1"),
         ({"methods": ["pimem"]}, "did you mean 'pi_mem'"),
         ({"methods": ["rag"]}, "no method 'rag'"),
+        ({"methods": ["pi_mem", "vanilla", "pi_mem"]}, "methods: 'pi_mem' stands there twice"),
+        ({"lengths": [7, 9, 7]}, "lengths: 7 stands there twice"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_the_nearest_right_one(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -87,3 +90,22 @@ def test_unknown_profiles_notebooks_and_keys_are_errors(tmp_path: Path) -> None:
         load(tmp_path, methods={"pi_mem": {"chunk_token": 5}})
     with pytest.raises(ConfigError, match="unknown semantics"):
         load(tmp_path, semantics="relesed")
+    with pytest.raises(ConfigError, match="no notebook 2; Known: 02_hotpotqa"):
+        load(tmp_path).section(2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="tasks need methods"):
+        load(tmp_path, methods={})
+    load(tmp_path, notebooks={"02": {"tasks": {"hotpotqa": {}, "hotpot": {}}, "lengths": [2], "samples": 1}})
+    with pytest.raises(ConfigError, match="unknown task 'hotpot'; did you mean 'hotpotqa'"):
+        Study("02", str(tmp_path / "p.yaml"))
+
+
+@pytest.mark.parametrize("name", [3, None, True, 3.5, ["smoke"], {"name": "smoke"}, Path("smoke")])
+def test_a_profile_is_named_by_text(name: Any) -> None:
+    with pytest.raises(ConfigError, match="profile: expected the name of a profile"):
+        Profile.load(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", "a b", "x\n", ".hidden"])
+def test_a_profiles_name_is_a_folders(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot name a folder"):
+        load(tmp_path, name=name)

@@ -69,13 +69,18 @@ _ENGINES = {
 }
 
 
+def check_kind(kind: str) -> None:
+    """Raises `ConfigError` for an unknown kind of engine."""
+    if kind not in _ENGINES:
+        raise ConfigError(f"unknown engine {kind!r}; {nearest(kind, _ENGINES)}")
+
+
 async def build(engine: EngineSpec, model: ModelSpec) -> Engine:
     """Starts the engine that `engine.kind` names; its module, and so its heavy imports, are loaded only now.
 
     Raises `ConfigError` for an unknown kind, `EngineError` or `DataError` where it cannot start.
     """
-    if engine.kind not in _ENGINES:
-        raise ConfigError(f"unknown engine {engine.kind!r}; {nearest(engine.kind, _ENGINES)}")
+    check_kind(engine.kind)
     try:
         module = import_module(_ENGINES[engine.kind])
     except ModuleNotFoundError as error:

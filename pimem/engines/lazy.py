@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pimem.config import EngineSpec, ModelSpec
-from pimem.engines.base import Engine, EngineInfo, build
+from pimem.engines.base import Engine, EngineInfo, build, check_kind
 from pimem.errors import EngineError, PimemError
 from pimem.records import CallKey, Completion, Sampling
 
@@ -30,6 +30,8 @@ class LazyEngine:
 
     @classmethod
     def of(cls, engine: EngineSpec, model: ModelSpec) -> LazyEngine:
+        """The engine of a specification. Raises `ConfigError` for an unknown kind."""
+        check_kind(engine.kind)
         return cls(lambda: build(engine, model), EngineInfo(engine.kind, model.path, model.window))
 
     @property
