@@ -22,7 +22,7 @@
 # and a GPU.
 
 # %% tags=["parameters"]
-records = None  # folders of trainings or of kept records, relative to the repository; None takes all of experiments/training
+records = None  # folders of trainings, or of kept records; None takes all of experiments/training
 train = False  # True trains first, and keeps the training's record in experiments/training
 config = "mini"  # what is trained then: a configuration of pimem/training/configs, or a YAML file
 out = "runs/training/mini"  # its folder; a run that is there goes on from its checkpoint
@@ -94,10 +94,13 @@ trained.figure("figure4_before_after")
 trained.table("training_workflows")
 
 # %% [markdown]
-# ## Supplement Table 1: what was trained with
+# ## Supplement Table 1: what is trained with
 
 # %%
 trained.table("s1_training")
+
+# %%
+trained.table("training_settings")
 
 # %% [markdown]
 # ## Where they are

@@ -1,4 +1,4 @@
-"""Supplement Table 1: what the paper trained with, beside what this package's configurations say, and the runs made here."""
+"""Supplement Table 1: what the paper trained with beside what the configurations here say; and the same of runs made here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from pimem import config
+from pimem.errors import ConfigError
 from pimem.paper import published
+from pimem.paper.tables import Absent
 from pimem.paper.training_records import Record
 from pimem.paper.training_tables import Sheet
 from pimem.training import launch, spec
@@ -27,8 +30,9 @@ def _documents(train: TrainSpec) -> str:
 
 def _output(train: TrainSpec) -> str:
     names = ("read_tokens", "memory_tokens", "answer_tokens")
-    sizes = [getattr(train.method, name) for name in names if hasattr(train.method, name)]
-    return f"{sizes[0]:,}" if len(set(sizes)) == 1 else ", ".join(f"{size:,}" for size in sizes)
+    sizes = {name: getattr(train.method, name) for name in names if hasattr(train.method, name)}
+    each = [f"{name.removesuffix('_tokens')} {size:,}" for name, size in sizes.items()]
+    return f"{max(sizes.values()):,}" if len(set(sizes.values())) == 1 else ", ".join(each)
 
 
 def _thinking(train: TrainSpec) -> str:
@@ -81,41 +85,52 @@ def table(records: Sequence[Record], *, version: str, level: float = 0.95) -> Sh
     Raises `ConfigError` where a configuration does not load.
     """
     paper = published.load("s1_training").set_index(["model", "column"])["value"]
-    ours = {name: spec.load(launch.find(name)) for name in (*CONFIGS.values(), SMALL)}
+    ours = {name: spec.load(launch.find(name)) for name in CONFIGS.values()}
     cells, shown = [], []
-    runs = {r.title: _of(r) for r in records if r.kind == "rl" and r.about.get("spec")}
     for row, say in {**ROWS, **OURS}.items():
         texts = {"Setting": row}
         for model, name in CONFIGS.items():
             printed = (str(paper[model, row]) or "N/A") if row in ROWS else None
             value = say(ours[name])
             same = None if value is None or printed is None else _same(printed, value)
-            cells.append({"setting": row, "model": model, "config": name, "paper": printed, "ours": _text(value), "same": same})
+            cells.append({"setting": row, "model": model, "config": name, "paper": printed, "here": _text(value), "same": same})
             texts |= {
                 f"{model}, paper": "not in the table" if printed is None else _shown(printed),
-                f"{name}.yaml": _cell(value, same),
+                f"{model}, here": _cell(value) + (" (not the paper's)" if same is False else ""),
             }
-        for title, train in {f"{SMALL}.yaml": ours[SMALL], **runs}.items():
-            value = say(train)
-            cells.append({"setting": row, "model": train.model.path, "config": title, "paper": None, "ours": _text(value)})
-            texts[title] = _cell(value, None)
         shown.append(texts)
     notes = (
-        "Written from the YAML files of pimem/training/configs, whose comments name each value's source. `(not the paper's)` "
-        "marks a cell that differs from the printed one. A dash: no setting, but what comes of others.",
+        f"Written from {' and '.join(f'{name}.yaml' for name in CONFIGS.values())} of pimem/training/configs, whose comments "
+        "name each value's source. `(not the paper's)` marks a cell that differs from the printed one. A dash: no setting, but "
+        "what comes of others.",
         "Training samples are prompts, counted at every step. The paper's come from HotpotQA's training questions; the "
         "configurations here have the 4,049 questions of its development set that share no paragraph with the evaluation's, "
         "and ask them again in turn.",
-        f"Columns of {SMALL}.yaml and of runs made here are other experiments than the paper's. Version {version}.",
+        f"Version {version}.",
     )
-    title = "Training hyperparameters: Supplement Table 1 of the paper, and what is configured here"
+    title = "Training hyperparameters: Supplement Table 1 of the paper, and the configurations here"
     return Sheet("s1_training", title, pd.DataFrame(cells), pd.DataFrame(shown), notes)
 
 
-def _of(record: Record) -> TrainSpec:
-    from pimem import config
+def settings(records: Sequence[Record], *, version: str, level: float = 0.95) -> Sheet:
+    """The same settings of the one-GPU configuration and of every run made here.
 
-    return config.build(TrainSpec, record.about["spec"], str(record.folder))
+    Raises `Absent` where there is no run, or the specification of one is of another version of this package.
+    """
+    runs = [r for r in records if r.kind == "rl" and r.spec]
+    if not runs:
+        raise Absent("no run of reinforcement learning has a record with its specification (run.json)")
+    columns = {f"{SMALL}.yaml": spec.load(launch.find(SMALL))}
+    for run in runs:
+        try:
+            columns[run.title] = config.build(TrainSpec, run.spec, str(run.folder))
+        except ConfigError as error:
+            raise Absent(f"{run.name}: its specification is of another version of this package ({error})") from None
+    rows = {row: {title: _cell(say(train)) for title, train in columns.items()} for row, say in {**OURS, **ROWS}.items()}
+    frame = pd.DataFrame(rows).T.rename_axis("Setting").reset_index()
+    cells = frame.melt("Setting", var_name="run", value_name="value")
+    notes = (f"Other experiments than the paper's: another model, data and scale. Version {version}.",)
+    return Sheet("training_settings", "What the runs made here were trained with", cells, frame, notes)
 
 
 def _same(printed: str, value: Any) -> bool | None:
@@ -133,7 +148,7 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:g}".replace("e-0", "e-") if value < 1e-3 else f"{value}"
+        return f"{value:e}".replace(".000000", "").replace("e-0", "e-") if 0 < value <= 1e-3 else f"{value}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -141,5 +156,5 @@ def _shown(text: str) -> str:
     return f"{int(text):,}" if text.isdigit() else text
 
 
-def _cell(value: Any, same: bool | None) -> str:
-    return ("—" if value is None else _shown(_text(value))) + (" (not the paper's)" if same is False else "")
+def _cell(value: Any) -> str:
+    return "—" if value is None else _shown(_text(value))

@@ -38,6 +38,7 @@ SHEETS = {
     "training_turn_bonus": training_runs.turn_bonus,
     "training_times": training_runs.times,
     "s1_training": hyperparameters.table,
+    "training_settings": hyperparameters.settings,
 }
 FIGURES = {
     "figure6_turn_reward": training_curves.turn_reward,
@@ -130,7 +131,10 @@ class Training:
         from IPython.display import Markdown
 
         path = self.version["tables"] / f"{name}.md"
-        return Markdown(path.read_text(encoding="utf-8")) if path.is_file() else Markdown(self._missing("tables", name, SHEETS))
+        if not path.is_file():
+            return Markdown(self._missing("tables", name, SHEETS))
+        # Under the notebook's own headlines.
+        return Markdown(path.read_text(encoding="utf-8").replace("# ", "#### ", 1))
 
     def figure(self, name: str) -> Any:
         """A figure of the version, or a line that says what it lacks. Raises `DataError` for one that does not exist."""

@@ -151,7 +151,7 @@ def step_times(records: Sequence[Record], *, version: str, level: float = 0.95) 
             for axis in (left, right):
                 axis.set_xlabel("step")
                 _whole_steps(axis, x)
-        legend(figure, [(part, Line(colour, "s", "none")) for part, colour in shown.items()], columns=6, size=7)
+        legend(figure, [(part, Line(colour, "s", "none")) for part, colour in shown.items()], columns=5, size=7)
         footer(figure, f"As logged, one value a step; the scale leaves out a first step that warms up. Version {version}.")
     return figure, pd.concat(data, ignore_index=True)
 

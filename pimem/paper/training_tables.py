@@ -91,8 +91,8 @@ def cases(records: Sequence[Record], *, version: str, level: float = 0.95) -> Sh
         f"Percent with {level:.0%} intervals in brackets: Wilson's where every question stands once, else resampled by "
         "question. n examples, held out, the same for every stage; greedy.",
         "Differences are in points of percent on the same examples, with their interval; then how many are right only now and "
-        "only before, and the two-sided exact p of McNemar's test, these over the first example of each question. Each row is a "
-        "test of its own: among many, some come out by chance.",
+        "only before, and the two-sided exact p of McNemar's test, these over the first example of each question. Each row is "
+        "a test of its own: among many, some come out by chance.",
         f"Version {version}.",
     )
     return Sheet("training_cases", "What each call was judged to do, stage by stage", pd.DataFrame(cells), frame, notes)
@@ -245,7 +245,9 @@ def _test(facts: dict[str, Any]) -> str:
     text = f"{facts['value']:+.{digits}f} [{facts['low']:+.{digits}f}, {facts['high']:+.{digits}f}]"
     if p is None:
         return text
-    return f"{text}, {facts['only_now']} : {facts['only_before']}, p " + (f"= {p:.2g}" if p >= 1e-6 else "< 1e-6")
+    return f"{text}, {facts['only_now']} : {facts['only_before']}, p\N{NO-BREAK SPACE}" + (
+        f"=\N{NO-BREAK SPACE}{p:.2g}" if p >= 1e-6 else "<\N{NO-BREAK SPACE}1e-6"
+    )
 
 
 def _turns(part: pd.DataFrame, level: float) -> dict[str, float]:
