@@ -26,9 +26,9 @@ PUBLISHED_N = 64
 def methods(scores: pd.DataFrame, first: str = "pi_mem", *, version: str, level: float = 0.95) -> pd.DataFrame:
     """`first` against every other row of the same model and prompt set, at each length and over all, in points of percent.
 
-    Pairs samples of equal id, length and seed; `unpaired` counts those that only one side has. The verdict is `better`,
-    `worse` or `cannot tell`: the interval must exclude 0, and there must be at least `FEW` questions. Each row is a test of
-    its own; with many rows some verdicts come by chance. Raises `DataError` where the scores hold no `first`.
+    Pairs samples of equal id, length, seed and question; `unpaired` counts those that only one side has. The verdict is
+    `better`, `worse` or `cannot tell`: the interval must exclude 0, and there must be at least `FEW` questions. Each row is a
+    test of its own; with many rows some verdicts come by chance. Raises `DataError` where the scores hold no `first`.
     """
     frame = scores.assign(score=primary_scores(scores))
     if first not in set(frame["method"]):
@@ -45,7 +45,7 @@ def methods(scores: pd.DataFrame, first: str = "pi_mem", *, version: str, level:
 
 
 def _compare(mine: pd.DataFrame, theirs: pd.DataFrame, level: float) -> list[dict[str, object]]:
-    both = mine.merge(theirs, on=["length", "seed", "sample"], suffixes=("", "_other"), validate="one_to_one")
+    both = mine.merge(theirs, on=["length", "seed", "sample", "cluster"], suffixes=("", "_other"), validate="one_to_one")
     lengths = sorted(both["length"].unique())
     first, second = mine.iloc[0], theirs.iloc[0]
     out = []
@@ -137,7 +137,6 @@ def with_published(
 
 def write(frame: pd.DataFrame, folder: Path, name: str, title: str) -> list[Path]:
     """A comparison as csv and md; returns the files. Raises `StoreError`."""
-    folder.mkdir(parents=True, exist_ok=True)
     csv, md = folder / f"{name}.csv", folder / f"{name}.md"
     replace_file(csv, frame.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
     shown = frame.drop(columns=["profile", "version", "level", "margin"], errors="ignore")

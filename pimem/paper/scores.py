@@ -143,9 +143,12 @@ def validate(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         frame[column] = values.astype(str).astype(object)
     for column in (*COUNTS, *SCORES):
         try:
-            frame[column] = pd.to_numeric(frame[column]).astype("int64" if column in COUNTS else "float64")
+            numbers = pd.to_numeric(frame[column])
+            frame[column] = numbers.astype("int64" if column in COUNTS else "float64")
         except (ValueError, TypeError) as error:
             raise DataError(f"{where}: column {column!r} holds something that is not a number: {error}") from None
+        if column in COUNTS and len(cut := numbers[numbers != frame[column]]):
+            raise DataError(f"{where}: column {column!r} holds {cut.iloc[0]}, which is no whole number")
         low, high = frame[column].min(), frame[column].max()
         if low < 0 or (column in SCORES and high > 1):
             raise DataError(f"{where}: column {column!r} is out of range: {low} to {high}")
@@ -185,7 +188,6 @@ def write(frame: pd.DataFrame, path: str | Path) -> Path:
     """Writes valid scores as csv, whole or not at all; the same scores always give the same bytes. Raises `StoreError`."""
     path = Path(path)
     text = validate(frame, str(path)).to_csv(index=False, lineterminator="\n")
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text)
     return path
 
@@ -197,7 +199,7 @@ def read(path: str | Path) -> pd.DataFrame:
         raw = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; scores are written by the evaluation notebooks") from None
-    except (ValueError, pd.errors.ParserError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a csv file: {error}") from None
     for column in set(SCORES) & set(raw.columns):
         raw[column] = raw[column].replace("", None)

@@ -52,6 +52,11 @@ def test_samples_without_a_partner_are_counted(scores: pd.DataFrame) -> None:
     assert (row["n"], row["unpaired"]) == (28, 4)
     other = scores.assign(seed=scores["seed"].where(scores["method"] != "rag", 7))
     assert "RAG" not in set(comparison.methods(other, version=VERSION)["second"])
+    # The same number in another set of questions is another question.
+    elsewhere = (scores["method"] == "rag") & (scores["sample"] < "q004")
+    asked = scores.assign(cluster=scores["cluster"].where(~elsewhere, "other " + scores["cluster"]))
+    row = comparison.methods(validate(asked, "here"), version=VERSION).query("second == 'RAG' and column == '50'").iloc[0]
+    assert (row["n"], row["unpaired"]) == (28, 8)
 
 
 def test_variants_meet_once(scores: pd.DataFrame) -> None:

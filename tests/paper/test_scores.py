@@ -103,6 +103,9 @@ def test_damaged_files_are_refused(scores: pd.DataFrame, tmp_path: Path) -> None
     path.write_text(text.replace(",7000,", ",many,", 1))
     with pytest.raises(DataError, match="'context_tokens' holds something that is not a number"):
         read(path)
+    path.write_text(text.replace(",7000,", ",7000.5,", 1))
+    with pytest.raises(DataError, match=r"'context_tokens' holds 7000\.5, which is no whole number"):
+        read(path)
     path.write_text("")
     with pytest.raises(DataError, match="not a csv"):
         read(path)
@@ -111,6 +114,8 @@ def test_damaged_files_are_refused(scores: pd.DataFrame, tmp_path: Path) -> None
         read(path)
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path / "absent.csv")
+    with pytest.raises(DataError, match="not a csv"):
+        read(tmp_path)
 
 
 def test_a_run_in_two_frames_is_refused(scores: pd.DataFrame) -> None:
