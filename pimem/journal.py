@@ -213,17 +213,24 @@ def _sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all. Raises `StoreError`."""
+    """Writes a text file as `replace_bytes` does."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Writes a file as a whole or not at all, in a folder that is made if need be. Raises `StoreError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StoreError(f"{path}: could not be written ({error}); what was there before is unharmed") from error
 
 

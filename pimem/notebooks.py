@@ -80,6 +80,7 @@ def _say(profile: Profile, name: str, seconds: float, failure: str | None) -> bo
 def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str | None]:
     """A notebook's name, the seconds it took, and the one-line reason it failed for, None where it did not."""
     import papermill
+    from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     started = time.monotonic()
@@ -89,10 +90,11 @@ def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str |
     source, target = paths.root() / "notebooks" / f"{name}.ipynb", executed(profile, name)
     if not source.is_file():
         raise ConfigError(f"{source}: the profile names this notebook, but there is none")
-    target.parent.mkdir(parents=True, exist_ok=True)
     os.environ["PIMEM_PROGRESS"] = "log"
-    sockets = tempfile.mkdtemp(prefix="pimem-kernel-")
+    sockets = ""
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sockets = tempfile.mkdtemp(prefix="pimem-kernel-")
         papermill.execute_notebook(
             source,
             target,
@@ -108,6 +110,10 @@ def _execute(profile: Profile, given: str, name: str) -> tuple[str, float, str |
         failure = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except (DeadKernelError, CellTimeoutError) as error:
         failure = f"the kernel died: {error}"
+    except (NoSuchKernel, RuntimeError) as error:
+        failure = f"the kernel did not start: {error}"
+    except OSError as error:
+        failure = f"its executed copy could not be written ({error}); mend that and give the same command again"
     finally:
         os.environ.pop("PIMEM_PROGRESS", None)
         shutil.rmtree(sockets, ignore_errors=True)

@@ -139,5 +139,10 @@ def test_notebooks_run_through_papermill_and_a_failure_is_named(profile: Any, ca
     assert "DataError: profile tiny: the scripted engine" in err
     with pytest.raises(ConfigError, match="did you mean '10_paper'"):
         notebooks.run(loaded, "tiny", only=["10_papers"])
+    folder = notebooks.executed(loaded, "00_quickstart").parent
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    assert notebooks.run(loaded, "tiny", only=["00_quickstart"]) == 1
+    assert "00_quickstart failed after 0 s: its executed copy could not be written" in capfd.readouterr().err
     assert notebooks.run(loaded, "tiny", dry_run=True) == 0
     assert "niah_multivalue" in capfd.readouterr().out

@@ -116,7 +116,6 @@ def tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:
 
 def write(table: Table, folder: Path) -> list[Path]:
     """The table as csv (our cells), md and tex; returns the files. Raises `StoreError` where they cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "csv": table.cells.to_csv(index=False, lineterminator="\n", float_format="%.4f"),
         "md": markdown(table),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pimem.errors import StoreError
+from pimem.journal import replace_bytes
 
 RC = {
     "font.family": "DejaVu Sans",
@@ -79,20 +78,12 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
     Raises `StoreError` where they cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for suffix, metadata in (("pdf", {"CreationDate": None, "ModDate": None, "Producer": None}), ("png", {"Software": None})):
         path = folder / f"{name}.{suffix}"
         buffer = io.BytesIO()
         with use():
             figure.savefig(buffer, format=suffix, metadata=metadata)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(buffer.getvalue())
-            partial.replace(path)
-        except OSError as error:
-            raise StoreError(f"{path}: could not be written ({error})") from error
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_bytes(path, buffer.getvalue())
         paths.append(path)
     return paths

@@ -152,7 +152,6 @@ def _make(scores: pd.DataFrame, folders: Mapping[str, Path], about: Mapping[str,
         files = {path.name: _sha(path) for path in made[kind]}
         record = {**about, "version": version, "profile": scores["profile"].iloc[0], "scores": _sha(made["tables"][0])}
         record |= {"samples": len(scores), "runs": sorted(set(scores["run"])), "files": files, "skipped": skipped}
-        folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "manifest.json", json.dumps(record, indent=1, default=str) + "\n")
     return [*made["tables"], *made["figures"], *(folder / "manifest.json" for folder in folders.values())]
 

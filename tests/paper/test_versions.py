@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fake_scores import make_scores
+from matplotlib.figure import Figure
 
 from pimem.errors import DataError, StoreError
 from pimem.paper import versions
@@ -73,6 +74,25 @@ def test_rebuilding_gives_the_same_bytes(both: pd.DataFrame, tmp_path: Path, mon
     assert "rebuilt" in json.loads((folders["tables"] / "manifest.json").read_text())
     monkeypatch.setattr(versions.figures, "FIGURES", {})
     assert versions.rebuild("fixture", tmp_path) == [p for p in files if not p.name.startswith("hqa_by_length")]
+
+
+@pytest.mark.parametrize("place", ["paper_tables", "figures", "paper_tables/fixture", "figures/fixture"])
+def test_a_folder_that_cannot_be_made_is_an_error_and_the_next_try_finishes(
+    both: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(versions.figures, "FIGURES", {"hqa_by_length": figure_of_nothing})
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("in the way")
+    with pytest.raises(StoreError, match="could not be written"):
+        versions.publish(both, root=tmp_path)
+    (tmp_path / place).unlink()
+    folders = versions.publish(both, root=tmp_path)
+    assert all((folder / "manifest.json").is_file() for folder in folders.values())
+    assert (folders["figures"] / "hqa_by_length.png").is_file()
+
+
+def figure_of_nothing(*_: object, **__: object) -> tuple[Figure, pd.DataFrame]:
+    return Figure((0.5, 0.5)), pd.DataFrame({"value": [1]})
 
 
 @pytest.mark.usefixtures("no_figures")
