@@ -103,8 +103,8 @@ class TransformersEngine:
         self._waiting: collections.deque[Row] = collections.deque()
         self._wake = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="pimem-model", daemon=True)
-        self._thread.start()
+        # Started by the first request: an engine whose start was cancelled has nobody who would close it.
+        self._thread: threading.Thread | None = None
 
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion:
         """See `Engine`. A request that waited or ran longer than the engine's timeout raises a retryable `EngineError`."""
@@ -119,6 +119,9 @@ class TransformersEngine:
         with self._wake:
             if self._closed:
                 raise EngineError(f"{key}: the engine is closed", retryable=False)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="pimem-model", daemon=True)
+                self._thread.start()
             self._waiting.append(row)
             self._wake.notify()
         try:
@@ -131,7 +134,8 @@ class TransformersEngine:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
         self._weights = None
         gc.collect()
         if torch.cuda.is_available():

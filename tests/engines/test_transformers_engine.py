@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pimem.config import EngineSpec, ModelSpec
+from pimem.engines import transformers_engine
 from pimem.engines.base import build
 from pimem.engines.rows import perturbed
 from pimem.engines.transformers_engine import TransformersEngine
@@ -227,6 +230,30 @@ def test_close_answers_what_waits_and_ends_the_thread(tiny_model: Path) -> None:
         outcomes = it.portal.call(close_midway)
         assert [str(o) for o in outcomes] == ["the engine was closed before it answered"] * 3
     assert threading.active_count() <= before
+
+
+async def test_a_start_that_is_cancelled_leaves_no_model_behind(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    made: list[weakref.ref[TransformersEngine]] = []
+    load = transformers_engine._load
+
+    def slowly(*args: Any) -> TransformersEngine:
+        loading.set()
+        go_on.wait(20)
+        engine = load(*args)
+        made.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr(transformers_engine, "_load", slowly)
+    start = asyncio.create_task(transformers_engine.start(EngineSpec(device="cpu"), ModelSpec(path=str(tiny_model))))
+    await asyncio.to_thread(loading.wait, 20)
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
+    assert start.cancelled()
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    gc.collect()
+    assert [engine() for engine in made] == [None]
 
 
 def test_what_cannot_start_says_why(tiny_model: Path, tmp_path: Path) -> None:
