@@ -22,7 +22,7 @@ WITHOUT_MEMORY = frozenset({"vanilla", "yarn", "rag"})
 """Methods for which memory coverage does not exist."""
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
-_PHRASE = re.compile(r"the\s+answer\s+is", re.IGNORECASE)
+_PHRASE = re.compile(r"the\s+answer\s+is\b", re.IGNORECASE)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = frozenset({"yes", "no", "noanswer"})

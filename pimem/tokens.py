@@ -72,7 +72,8 @@ class Tokenizer:
     @functools.cached_property
     def hash(self) -> str:
         """Hex digest of the vocabulary, merges, rules and chat template."""
-        rules = self._live.to_str() if self._live is not None else json.dumps(self.hf.get_vocab(), sort_keys=True)
+        # Not the live one: its truncation, which nothing here uses, changes as it is called.
+        rules = self._inert.to_str() if self._live is not None else json.dumps(self.hf.get_vocab(), sort_keys=True)
         return hashlib.sha256(f"{rules}\n{self.hf.chat_template}".encode()).hexdigest()[:16]
 
     @functools.cached_property

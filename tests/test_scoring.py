@@ -60,6 +60,8 @@ def test_boxed(text: str, answer: str | None) -> None:
         ("The\nanswer is U.S.A.", "U.S.A"),
         ("It is Paris.", None),
         ("the answer is", None),
+        ("the answer isn't known", None),
+        ("the answer is Rome. The answer isn't Paris", "Rome. The answer isn't Paris"),
         ("the answer is **.", None),
     ],
 )

@@ -298,6 +298,16 @@ def test_digest_is_of_the_ids_whatever_their_layout() -> None:
     assert len(digest(ids)) == 16
 
 
+def test_hash_does_not_depend_on_what_was_encoded_before(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    folder = _copy(tiny_tokenizer, tmp_path / "cut")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    used = Tokenizer.load(folder)
+    assert len(used.encode_template("one two three four five six")) > 4
+    assert used.hash == Tokenizer.load(folder).hash == Tokenizer.load(tiny_tokenizer).hash
+
+
 def test_hash_names_vocabulary_and_chat_template(tiny_tokenizer: Path) -> None:
     one, two = Tokenizer.load(tiny_tokenizer), Tokenizer.load(tiny_tokenizer)
     assert one.hash == two.hash
