@@ -212,9 +212,9 @@ def write(sheet: Sheet, folder: Path) -> list[Path]:
         r"\centering",
         rf"\caption{{{latex_text(sheet.title)}.}}",
         rf"\label{{tab:{sheet.name}}}",
-        *tabular([latex_text(c) for c in head], [" & ".join(map(latex_text, row)) + r" \\" for row in rows]),
+        *tabular([_latex(c) for c in head], [" & ".join(map(_latex, row)) + r" \\" for row in rows]),
         r"\par\smallskip\parbox{\linewidth}{\footnotesize\raggedright",
-        *(latex_text(note) for note in sheet.notes),
+        *(_latex(note) for note in sheet.notes),
         "}",
         r"\end{table}",
     ]
@@ -229,6 +229,10 @@ def write(sheet: Sheet, folder: Path) -> list[Path]:
         replace_file(path, text)
         paths_made.append(path)
     return paths_made
+
+
+def _latex(text: str) -> str:
+    return latex_text(text).replace("λ", r"$\lambda$").replace("\N{NO-BREAK SPACE}", "~").replace("—", "---")
 
 
 def _files(record: Record) -> dict[str, str]:

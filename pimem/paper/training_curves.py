@@ -99,7 +99,11 @@ def progress(records: Sequence[Record], *, version: str, level: float = 0.95) ->
     if not runs:
         raise Absent("no run of reinforcement learning has a record (trajectories.jsonl)")
     shares = [r for r in runs if r.steps is not None]
-    names = [*CURVES, *(n for n in STEP_CURVES if any(n in r.steps for r in shares if r.steps is not None))]
+    rolled = pd.concat([_derived(r.trajectories) for r in runs if r.trajectories is not None])
+    names = [
+        *(n for n in CURVES if rolled[n].notna().any()),
+        *(n for n in STEP_CURVES if any(n in r.steps for r in shares if r.steps is not None)),
+    ]
     data = []
     with style.use():
         figure, axes = grid(len(names), 4, len(runs), width=2.3, height=1.75)

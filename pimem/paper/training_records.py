@@ -94,12 +94,14 @@ def records(folders: Sequence[str | Path] | None = None) -> list[Record]:
     """The records in these folders, or all that are committed: models first, then cold starts, then reinforcement
     learning, the largest turn bonus first.
 
-    Raises `DataError` where a folder holds none, two have one name, or a file is damaged.
+    Raises `DataError` where a folder holds none, two have one name or title, or a file is damaged.
     """
     found = [Path(f).expanduser() for f in folders] if folders is not None else committed()
     made = [read(folder) for folder in found]
-    if twice := {r.name for r in made if sum(o.name == r.name for o in made) > 1}:
-        raise DataError(f"two training records are called {min(twice)!r}; keep one of them under another name")
+    for what in ("name", "title"):
+        said = [getattr(record, what) for record in made]
+        if twice := {one for one in said if said.count(one) > 1}:
+            raise DataError(f"two training records have the {what} {min(twice)!r}; keep one of them under another")
     order = {"model": 0, "cold_start": 1, "rl": 2}
     return sorted(made, key=lambda r: (order[r.kind], -(r.turn_bonus or 0.0), r.name))
 

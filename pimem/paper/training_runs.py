@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -13,6 +14,7 @@ from pimem.paper.tables import Absent
 from pimem.paper.training_records import Record
 from pimem.paper.training_tables import Sheet
 
+MEMORY = "actor/perf/max_memory_allocated_gb"
 PARTS = {
     "gen": "rollouts",
     "old_log_prob": "log-probabilities again",
@@ -66,9 +68,9 @@ def turn_bonus(records: Sequence[Record], *, version: str, level: float = 0.95, 
 
 
 def times(records: Sequence[Record], *, version: str, level: float = 0.95) -> Sheet:
-    """Where a step's time goes: the median of every part over the steps after the first, its share, and what came out of it.
+    """Where a step's time goes: the mean of every part over the steps after the first, its share, and what came out of it.
 
-    Raises `Absent` where no run logged steps.
+    `low` and `high` are quantiles of the steps that hold `level` of them. Raises `Absent` where no run logged steps.
     """
     runs = [r for r in records if r.steps is not None and r.kind == "rl"]
     if not runs:
@@ -77,52 +79,45 @@ def times(records: Sequence[Record], *, version: str, level: float = 0.95) -> Sh
     for run in runs:
         assert run.steps is not None
         later = run.steps.iloc[1:] if len(run.steps) > 1 else run.steps
-        parts = parts_of(run.steps)
-        for part in [*parts, "whole step"]:
-            seconds = later["timing_s/step"] if part == "whole step" else parts[part].loc[later.index]
-            share = float((seconds / later["timing_s/step"]).median())
-            rows.append(
-                {
-                    "stage": run.name,
-                    "title": run.title,
-                    "what": part,
-                    "unit": "s",
-                    "value": seconds.median(),
-                    "share": share,
-                    "n": len(later),
-                }
-            )
-        calls = later["pimem/rows"] * later["pimem/trajectories"]
-        tokens = (later["pimem/prompt_tokens"] + later["pimem/response_tokens"]) * later["pimem/trajectories"]
-        rates = {
-            ("rows of a step", "rows"): calls,
-            ("rows per second, generating", "1/s"): calls / later["timing_s/gen"],
-            ("rows per second, whole step", "1/s"): calls / later["timing_s/step"],
-            ("tokens per second, whole step", "1/s"): tokens / later["timing_s/step"],
-            ("prompt tokens served from the prefix cache", "%"): 100 * later["pimem/cached_share"],
+        whole = later["timing_s/step"]
+        rollouts = later["pimem/trajectories"]
+        calls = later["pimem/rows"] * rollouts
+        tokens = (later["pimem/prompt_tokens"] + later["pimem/response_tokens"]) * rollouts
+        one = pd.Series(1.0, index=later.index)
+        said: dict[tuple[str, str], tuple[pd.Series, pd.Series]] = {
+            **{(part, "s"): (seconds, one) for part, seconds in parts_of(later).items()},
+            ("whole step", "s"): (whole, one),
+            ("rows of a step", "rows"): (calls, one),
+            ("rows per second, generating", "1/s"): (calls, later["timing_s/gen"]),
+            ("rows per second, whole step", "1/s"): (calls, whole),
+            ("tokens per second, whole step", "1/s"): (tokens, whole),
+            ("prompt tokens served from the prefix cache", "%"): (100 * later["pimem/cached_share"], one),
         }
-        memory = "actor/perf/max_memory_allocated_gb"
-        rates |= {("memory while training, most allocated", "GB"): later[memory]} if memory in later else {}
-        rows += [
-            {"stage": run.name, "title": run.title, "what": what, "unit": unit, "value": values.median(), "n": len(later)}
-            for (what, unit), values in rates.items()
-        ]
+        if MEMORY in later:
+            said["memory while training, most allocated", "GB"] = later[MEMORY], one
+        for (what, unit), (amount, over) in said.items():
+            low, high = (amount / over).quantile([0.5 - level / 2, 0.5 + level / 2])
+            row = {"stage": run.name, "title": run.title, "what": what, "unit": unit, "value": amount.sum() / over.sum()}
+            share = amount.sum() / whole.sum() if unit == "s" else None
+            rows.append(row | {"low": low, "high": high, "share": share, "n": len(later)})
     cells = pd.DataFrame(rows)
-    texts = cells.assign(
-        text=[
-            f"{r.value:,.2f} ({r.share:.0%})" if r.unit == "s" else f"{r.value:,.{0 if r.value >= 100 else 1}f}"
-            for r in cells.itertuples()
-        ]
-    )
-    shown = texts.pivot_table(index=["what", "unit"], columns="title", values="text", aggfunc="first", sort=False).fillna("")
+    shown = cells.assign(text=[_amount(r) for r in cells.itertuples()])
+    shown = shown.pivot_table(index=["what", "unit"], columns="title", values="text", aggfunc="first", sort=False).fillna("")
     parts_only = cells[(cells["unit"] == "s") & (cells["what"] != "whole step")]
     most = parts_only.loc[parts_only.groupby("stage", sort=False)["value"].idxmax()]
     longest = [f"{r.title}: {r.what}, {r.share:.0%}" for r in most.itertuples()]
     notes = (
-        "Medians over the steps after the first, which warms up; shares of the whole step. `other`: what verl does not time.",
+        f"Means over the steps after the first, which warms up; in brackets what holds {level:.0%} of the steps, and behind it "
+        "the share of the whole step. `other`: what verl does not time.",
         f"What takes longest: {'; '.join(longest)}. n = {_span(cells['n'])} steps. Version {version}.",
     )
     return Sheet("training_times", "A step of training and its parts", cells, shown.reset_index(), notes)
+
+
+def _amount(row: Any) -> str:
+    digits = 0 if row.value >= 100 else 1 if row.unit != "s" else 2
+    text = f"{row.value:,.{digits}f} [{row.low:,.{digits}f}, {row.high:,.{digits}f}]"
+    return f"{text} {row.share:.0%}" if row.unit == "s" else text
 
 
 def bonus_runs(records: Sequence[Record]) -> list[Record]:

@@ -155,13 +155,15 @@ def workflows(records: Sequence[Record], *, version: str, level: float = 0.95) -
                 texts["Against the stage before"] = _test(compared)
             cells.append({"stage": record.name, **at, **facts})
             shown.append(texts)
-    notes = (
+    notes = [
         "Scores in percent under each task's own metric; a failed sample counts as 0. Turns include the closing one. Intervals "
         "over questions; differences on the same samples, with McNemar's exact p where scores are 0 or 1.",
         f"Version {version}.",
-    )
+    ]
+    if any(cell["clusters"] < tables.FEW for cell in cells):
+        notes.append(f"Fewer than {tables.FEW} questions: such a cell ranks nothing.")
     name = "training_workflows"
-    return Sheet(name, "Whole workflows, stage by stage", pd.DataFrame(cells), pd.DataFrame(shown).fillna(""), notes)
+    return Sheet(name, "Whole workflows, stage by stage", pd.DataFrame(cells), pd.DataFrame(shown).fillna(""), tuple(notes))
 
 
 @functools.lru_cache(maxsize=4096)

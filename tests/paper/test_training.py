@@ -125,6 +125,27 @@ def test_stages_come_in_order_and_know_where_they_began(all_kinds: list[Record])
     assert [r.kind for r in all_kinds] == ["model", "cold_start", "rl", "rl"]
 
 
+def test_titles_tell_records_apart(all_kinds: list[Record]) -> None:
+    records.keep(all_kinds[1], "again", title="untrained")
+    with pytest.raises(DataError, match="the title 'untrained'"):
+        records.records()
+
+
+def test_a_method_without_a_check_has_no_curve_of_it(tmp_path: Path) -> None:
+    folder = fake.reinforcement(tmp_path / "run", 0.2)
+    spec = json.loads((folder / "run.json").read_text())
+    spec["spec"]["method"] = {"method": "mem_agent"}
+    (folder / "run.json").write_text(json.dumps(spec))
+    fake.lines(folder / "trajectories.jsonl", [fake.rollout(1, "q", g, 1.0, 0, checks=0, positive=0) for g in range(2)])
+    run = records.distil(folder)
+    assert (run.method, run.turn_bonus) == ("mem_agent", None)
+    _, data = training_curves.progress([run], version="v")
+    assert "positive_share" not in set(data["what"])
+    assert {"accuracy", "failed", "actor/kl_loss"} <= set(data["what"])
+    with pytest.raises(Absent, match="of PI-Mem"):
+        training_curves.turn_reward([run], version="v")
+
+
 def test_a_curve_is_the_mean_of_its_steps_with_an_interval_over_questions() -> None:
     rows = [(1, "a", 1.0), (1, "a", 1.0), (1, "b", 0.0), (2, "c", 1.0), (2, "c", 0.0), (3, "d", math.nan)]
     frame = pd.DataFrame(rows, columns=["step", "sample", "accuracy"])
@@ -335,6 +356,25 @@ def test_a_training_that_cannot_start_says_why(root: Path, capfd: pytest.Capture
         training.train("minu", "runs/training/x", {"steps": 1})
     assert "did you mean" in capfd.readouterr().out.lower()
     assert not (root / "experiments" / "training").exists()
+
+
+def test_a_training_that_was_started_leaves_its_record(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake.reinforcement(tmp_path / "ready", 0.0)
+    command = tmp_path / "python"
+    command.write_text(f"""#!/bin/sh
+echo "$@"
+mkdir -p {root}/runs/training && cp -r {tmp_path}/ready {root}/runs/training/lambda_0
+""")
+    command.chmod(0o755)
+    monkeypatch.setattr(training.sys, "executable", str(command))
+    folder = training.train("mini", "runs/training/lambda_0", {"reward.turn_bonus": 0, "prompts": "trained"})
+    said = capfd.readouterr().out
+    assert f'-m pimem.cli train mini --out {root}/runs/training/lambda_0 --set reward.turn_bonus=0 prompts="trained"' in said
+    (kept,) = records.records()
+    assert (kept.folder, kept.name, kept.turn_bonus) == (folder, "lambda_0", 0.0)
+    assert kept.about["machine"]
 
 
 def test_a_record_is_kept_from_the_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
