@@ -174,6 +174,8 @@ class OpenAIEngine:
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
             raise EngineError(f"{self._url} answered without choices[0].text: {_shown(reply)}")
+        if any("\ud800" <= c <= "\udfff" for c in choice["text"]):
+            raise EngineError(f"{self._url} answered with half a surrogate pair, which is no text: {_shown(reply)}")
         text, finish = choice["text"], _FINISH.get(str(choice.get("finish_reason")))
         if finish is None:
             raise EngineError(
@@ -234,7 +236,7 @@ class OpenAIEngine:
             raise _Refused(f"{url}: HTTP {code}: {response.text[:300]!r}{hint}", code)
         try:
             reply = json.loads(response.content, parse_constant=_refuse_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError(f"{url}: the answer is not JSON ({error}): {response.text[:100]!r}") from None
         if not isinstance(reply, dict):
             raise EngineError(f"{url}: the answer is not a JSON object: {_shown(reply)}")
