@@ -64,7 +64,9 @@ def publish(made_of: Sequence[Record], *, root: Path | None = None, level: float
     name = same[0].name if same else f"{time.strftime('%Y-%m-%d', time.gmtime())}-{hashed}"
     folders = {kind: root / place / PROFILE / name for kind, place in KINDS.items()}
     if not all((folder / MANIFEST).is_file() for folder in folders.values()):
-        _make(made_of, folders, {**provenance.collect(), "level": level, "records": files})
+        # Whoever asked, it is made so.
+        command = ["pimem", "report", PROFILE]
+        _make(made_of, folders, {**provenance.collect(command=command), "level": level, "records": files})
     for folder in folders.values():
         replace_file(folder.parent / "latest", folder.name + "\n")
     return folders

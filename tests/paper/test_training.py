@@ -316,7 +316,10 @@ def test_a_version_is_made_again_byte_for_byte(all_kinds: list[Record], root: Pa
         path.unlink()
     files = training.rebuild()
     assert {p: p.read_bytes() for p in files if p.name != "manifest.json"} == made
-    assert json.loads((folders["tables"] / "manifest.json").read_text())["rebuilt"]["code"]
+    about = json.loads((folders["tables"] / "manifest.json").read_text())
+    assert about["rebuilt"]["code"]
+    assert about["command"] == ["pimem", "report", "training"]
+    assert list(about["records"]) == [r.name for r in all_kinds]
     records.keep(all_kinds[0], "base", title="another title")
     fake.judged(root / "eval.jsonl", {GOLD: [1, 1, 1, 1]})
     records.keep(records.distil(root), "base")
