@@ -7,6 +7,7 @@ nothing that was finished.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +22,18 @@ from pimem.errors import ConfigError, PimemError
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     args = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks a character must not cost the answer.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return args.run(args) or 0
     except PimemError as error:
         print(f"pimem: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "pimem").partition(".")[0] == "pimem":
+            raise
+        print(f"pimem: the package {error.name} is not installed; `pimem doctor` says how to get it", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("pimem: interrupted; what was finished is kept, the same command goes on from there", file=sys.stderr)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,26 @@ def test_missing_and_empty_files_models_and_versions(
     ):
         assert main(arguments) == 2, arguments
         assert says in capsys.readouterr().err, arguments
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "papermill", None)
+    assert main(["run", "smoke"]) == 2
+    assert "the package papermill is not installed; `pimem doctor`" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "pimem.doctor", None)
+    with pytest.raises(ModuleNotFoundError):
+        main(["doctor"])
+
+
+def test_a_terminal_without_a_character_still_gets_the_answer(
+    tiny_model: Path, story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert ask(tiny_model, story, "--set", "chunk_tokens=900", "--show-trace", question="Où?") == 0
+    sys.stdout.flush()
+    assert b"question  O\\xf9?" in raw.getvalue()
+    assert b"answer" in raw.getvalue()
 
 
 def test_without_a_window_a_model_gets_all_it_has(tiny_model: Path, tmp_path: Path, story: Path) -> None:
