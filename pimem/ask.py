@@ -52,10 +52,10 @@ class Asked:
                 chunk_tokens=size or None,
                 source=self.task.source,
             )
-        lines = [f"answer    {self.answer or '(none)'}"]
+        lines = [f"answer    {trace_view.one_line(self.answer) or '(none)'}"]
         for turn in self.trace.turns:
             for index in turn.selected:
-                text = " ".join(turn.reads[index].text.split())
+                text = trace_view.one_line(turn.reads[index].text)
                 lines.append(f"evidence  turn {turn.number}, chunk {index + 1} ({self.task.source(index * size)}): {text}")
         return "\n".join([*lines, trace_view.cost(self.trace)])
 

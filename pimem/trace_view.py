@@ -43,13 +43,12 @@ def as_text(
         start, end = spans[index]
         begins = ""
         if context_ids is not None and tokenizer is not None:
-            shown = " ".join(tokenizer.decode(context_ids[start : start + 10]).split())
-            begins = f', begins "{shown}…"'
+            begins = f', begins "{one_line(tokenizer.decode(context_ids[start : start + 10]))}…"'
         where = f", {source(start)}" if source else ""
         return f"chunk {index + 1} (tokens {start:,} to {end - 1:,}{where}{begins})"
 
     lines = [
-        f"question  {trace.question}",
+        f"question  {one_line(trace.question)}",
         f"method    {trace.method}, {trace.context_tokens:,} tokens in {max(trace.chunks, 1)} chunk(s)",
     ]
     if trace.dropped_tokens:
@@ -97,7 +96,7 @@ def _recurrent_turns(turns: Sequence[Turn], place: Callable[[int], str], gold: s
         if turn.recalled:
             said.append(f"memory of turn {turn.recalled} recalled")
         if turn.query:
-            said.append(f'asks for "{turn.query}"')
+            said.append(f'asks for "{one_line(turn.query)}"')
         holds = " *holds evidence*" if index in gold else ""
         lines += _block(f"{place(index)}{holds}: {', '.join(said)}", turn.memory_out or "(empty)", "  ")
     return lines
@@ -107,10 +106,18 @@ def _block(title: str, body: str, indent: str = "") -> list[str]:
     """A title and what belongs to it, wrapped; control characters shown, not sent."""
     lines = [indent + title]
     for line in body.strip().splitlines() or [""]:
-        safe = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
         bar = indent + "  | "
-        lines += textwrap.wrap(safe, _WIDTH, initial_indent=bar, subsequent_indent=bar) or [bar.rstrip()]
+        lines += textwrap.wrap(_safe(line), _WIDTH, initial_indent=bar, subsequent_indent=bar) or [bar.rstrip()]
     return lines
+
+
+def _safe(line: str) -> str:
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+
+
+def one_line(text: str) -> str:
+    """Text of any lines as one, control characters shown: what a document or a model says must not steer a terminal."""
+    return _safe(" ".join(text.split()))
 
 
 def cost(trace: Trace) -> str:

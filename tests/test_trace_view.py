@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 
+from pimem.ask import Asked
+from pimem.config import PiMemSpec, RunSpec
 from pimem.records import Call, CallKey, Check, Completion, Evidence, Sampling, Trace, Turn
+from pimem.tokens import Tokenizer
 from pimem.trace_view import as_text, cost
 
 
@@ -44,6 +51,21 @@ def test_a_failed_trace_gives_the_reason_and_control_characters_are_shown_not_se
     assert "failed\n  | it \\x1b[31mbroke" in text
     assert "\x1b" not in text
     assert "cut       4 tokens" in text
+
+
+def test_nothing_that_was_read_or_said_steers_the_terminal(tiny_tokenizer: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_tokenizer)
+    steer = "\x1b[2J \x9b1m \r over\x07"
+    for method in ("pi_mem", "rememr1"):
+        turn = Turn(1, steer, steer, [call("read", 0, steer, "yes")], [0], [call("merge", 0, steer)], query=steer)
+        hostile = Trace("s", method, steer, "answered", steer, steer, [turn], call("final", 0, steer), 1, False, 5, 1)
+        ids = tokenizer.encode(steer)
+        shown = as_text(hostile, context_ids=ids, tokenizer=tokenizer, chunk_tokens=50)
+        assert "\\x1b[2J" in shown
+        assert [c for c in shown if not (c.isprintable() or c == "\n")] == []
+        task: Any = SimpleNamespace(source=str)
+        asked = Asked(hostile, task, RunSpec(PiMemSpec(chunk_tokens=50)), tokenizer, steer)
+        assert [c for c in asked.as_text(show_trace=False) if not (c.isprintable() or c == "\n")] == []
 
 
 def test_recurrent_steps_say_whether_the_memory_changed() -> None:
