@@ -46,7 +46,7 @@ class Table:
 
 
 def cells(scores: pd.DataFrame, metric: str | None = None, *, version: str, level: float = 0.95) -> pd.DataFrame:
-    """Mean and clustered interval of every (row, length), and of every row over its lengths, in percent.
+    """Mean and clustered interval of every (row, length), and over the lengths of every row that has all its model has, in percent.
 
     `metric` None takes each row's primary metric. `value_answered` leaves failed samples out, as the released evaluation does.
     Raises `DataError` where one row has two runs at one length, `Absent` where no row has the metric.
@@ -58,13 +58,15 @@ def cells(scores: pd.DataFrame, metric: str | None = None, *, version: str, leve
     if frame.empty:
         raise Absent(f"no sample has a score {metric!r}, so there is no table of it")
     out = []
-    for key, part in frame.groupby(["task", *ROW], sort=False):
+    every = frame.groupby(["task", "model", "prompts"])["length"].transform("nunique")
+    for key, part in frame.assign(every=every).groupby(["task", *ROW], sort=False):
         for length, cell in part.groupby("length", sort=True):
             if cell["run"].nunique() > 1:
                 runs = ", ".join(sorted(cell["run"].unique()))
                 raise DataError(f"{' / '.join(map(str, key))} at {length}: runs {runs} share a cell; give each a `variant`")
             out.append(_cell(cell, f"{length}", stats.mean(cell["score"].tolist(), cell["cluster"].tolist(), level)))
-        if part["length"].nunique() > 1:
+        # A mean over fewer lengths than other rows have would be compared with theirs.
+        if 1 < part["length"].nunique() == part["every"].iloc[0]:
             over = stats.macro_mean(part["score"].tolist(), part["length"].tolist(), part["cluster"].tolist(), level)
             out.append(_cell(part, "Avg", over))
     result = pd.DataFrame(out)
@@ -147,7 +149,7 @@ def _notes(ours: pd.DataFrame, level: float) -> tuple[str, ...]:
         f"Profile {_names(ours['profile'])}, version {_names(ours['version'])}, prompt set {_names(ours['prompts'])}.",
     ]
     if (ours["column"] == "Avg").any():
-        notes.append("Avg is the unweighted mean over the lengths of its row.")
+        notes.append("Avg is the unweighted mean over all lengths; a row that lacks one has none.")
     if ours["failed"].any():
         failed = single[single["failed"] > 0]
         where = "; ".join(

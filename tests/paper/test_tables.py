@@ -40,6 +40,14 @@ def test_the_average_is_over_lengths_and_keeps_questions_together(scores: pd.Dat
     assert rows["column"].tolist() == ["50", "100", "200", "400", "Avg"]
 
 
+def test_a_row_that_lacks_a_length_has_no_average(scores: pd.DataFrame) -> None:
+    fewer = scores[(scores["method"] != "pi_mem") | (scores["length"] != 400)].reset_index(drop=True)
+    table = table1(fewer, version=VERSION)
+    averaged = table.cells[table.cells["column"] == "Avg"]
+    assert averaged["method"].tolist() == ["vanilla", "rag", "mem_agent"]
+    assert any("a row that lacks one has none" in note for note in table.notes)
+
+
 def test_failed_samples_count_and_are_named(scores: pd.DataFrame) -> None:
     table = table1(scores, version=VERSION)
     cell = table.cells[(table.cells["method"] == "vanilla") & (table.cells["column"] == "50")].iloc[0]
