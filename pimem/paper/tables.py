@@ -46,7 +46,7 @@ class Table:
 
 
 def cells(scores: pd.DataFrame, metric: str | None = None, *, version: str, level: float = 0.95) -> pd.DataFrame:
-    """Mean and clustered interval of every (row, length), and over the lengths of every row that has all its model has, in percent.
+    """Mean and clustered interval of every (row, length), and over all lengths where a row has them all, in percent.
 
     `metric` None takes each row's primary metric. `value_answered` leaves failed samples out, as the released evaluation does.
     Raises `DataError` where one row has two runs at one length, `Absent` where no row has the metric.
