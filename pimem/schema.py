@@ -152,11 +152,29 @@ def _said(data: Any) -> str:
     return f"{text if len(text) < 60 else text[:57] + '...'} ({type(data).__name__})"
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key stands once: of two, the first would be lost without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} stands there twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping from a file. Raises `ConfigError` where it is missing, does not parse or holds something else."""
+    """A YAML mapping from a file.
+
+    Raises `ConfigError` where it is missing, does not parse, has a key twice or holds something else.
+    """
     path = Path(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:

@@ -190,6 +190,12 @@ def test_yaml_files(tmp_path: Any) -> None:
         load_yaml(tmp_path / "b.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_yaml(tmp_path)
+    for text, key in (("a: 1\nb: 2\na: 1\n", "a"), ("a: {b: 1, b: 2}", "b"), ("- 1\n", None), ("m: [{x: 1, 'x': 2}]", "x")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"the key '{key}' stands there twice" if key else "expected a mapping"):
+            load_yaml(path)
+    path.write_text("base: &base {a: 1, b: 2}\nother:\n  <<: *base\n  a: 3\n")
+    assert load_yaml(path)["other"] == {"a": 3, "b": 2}
 
 
 def test_hash_is_pinned() -> None:
