@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from pimem import paths
@@ -41,6 +42,10 @@ def run(profile: Profile, given: str, *, only: Sequence[str] | None = None, dry_
             raise ConfigError(f"profile {profile.name}: no notebook {name!r}; {nearest(name, profile.notebooks)}")
     chosen = [name for name in profile.notebooks if not only or name in only]
     given = str(Path(given).resolve()) if Path(given).is_file() else given
+    # Kernels run in the repository, wherever this process does.
+    for folder in ("PIMEM_ROOT", "PIMEM_RUNS", "PIMEM_HOME"):
+        if os.environ.get(folder):
+            os.environ[folder] = str(Path(os.environ[folder]).expanduser().resolve())
     print(f"profile {profile.name}: {profile.about}")
     if dry_run:
         return _say_plan(profile, given, chosen)
@@ -63,7 +68,15 @@ def _side_by_side(profile: Profile, given: str, names: Sequence[str]) -> bool:
     # Processes, because papermill changes the working directory of its own.
     with ProcessPoolExecutor(profile.parallel, multiprocessing.get_context("spawn")) as pool:
         running = [pool.submit(_execute, profile, given, name) for name in names]
-        ended = [_say(profile, *done.result()) for done in as_completed(running)]
+        try:
+            ended = [_say(profile, *done.result()) for done in as_completed(running)]
+        except BrokenProcessPool:
+            print(
+                "a process that executed a notebook was killed, perhaps for want of memory; nothing that was finished is lost, "
+                "the same command goes on from there",
+                file=sys.stderr,
+            )
+            return False
     return all(ended)
 
 

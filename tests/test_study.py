@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,35 @@ def test_notebooks_side_by_side_do_not_meet(profile: Any, capfd: pytest.CaptureF
     captured = capfd.readouterr()
     assert {line.split()[0] for line in captured.out.splitlines() if " done in " in line} == {"00_quickstart", "05_evidence"}
     assert "Invalid" not in captured.err
+
+
+def test_a_killed_notebook_process_is_said(
+    profile: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = dataclasses.replace(Profile.load(profile("scripted")), parallel=2)
+
+    class Killed(ThreadPoolExecutor):
+        def __init__(self, count: int, _: object):
+            super().__init__(count)
+
+        def submit(self, *_: object) -> Any:  # type: ignore[override]
+            done: Future[object] = Future()
+            done.set_exception(BrokenProcessPool("a process was terminated abruptly"))
+            return done
+
+    monkeypatch.setattr(notebooks, "ProcessPoolExecutor", Killed)
+    assert notebooks.run(loaded, "tiny", only=["00_quickstart", "05_evidence"]) == 1
+    assert "was killed, perhaps for want of memory" in capsys.readouterr().err
+
+
+def test_folders_named_from_here_mean_the_same_in_a_kernel(
+    profile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Profile.load(profile("scripted"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIMEM_RUNS", "relative")
+    assert notebooks.run(loaded, "tiny", dry_run=True) == 0
+    assert os.environ["PIMEM_RUNS"] == str(tmp_path / "relative")
 
 
 def test_what_the_scripted_engine_says_is_never_reported(profile: Any) -> None:
