@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# Where nothing may be kept of what Python compiled, every process compiles torch and transformers again, ten seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
 VENV_FULL ?= .venv-full

@@ -26,7 +26,7 @@ from pimem.portal import Portal
 from pimem.progress import Counts, Kind, Progress
 from pimem.records import CallKey, Completion, Sample, Sampling, Trace
 from pimem.store import Known, RunStore
-from pimem.tokens import digest
+from pimem.tokens import Tokenizer, digest
 from pimem.workflows.base import SampleRecorder, Workflow
 
 WAIT_SECONDS = 1.0
@@ -281,17 +281,20 @@ class Parts:
     task: Any
     workflow: Workflow
     weights: str
+    tokenizer: Tokenizer | None = None
 
 
-def prepare(run: RunSpec, engine: EngineSpec, execution: Execution) -> Parts:
-    """Loads the tokenizer, prompts and data of a run. Raises `ConfigError` and `DataError` as they do."""
+def prepare(run: RunSpec, engine: EngineSpec, execution: Execution, tokenizer: Tokenizer | None = None) -> Parts:
+    """Loads the prompts and data of a run, and its model's tokenizer where it is not given.
+
+    Raises `ConfigError` and `DataError` as they do.
+    """
     from pimem.prompts import PromptSet
     from pimem.tasks.base import build as build_task
-    from pimem.tokens import Tokenizer
     from pimem.workflows.base import build as build_workflow
 
     folder = model_folder(engine, run.model)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = tokenizer or Tokenizer.load(folder)
     workflow = build_workflow(
         run.method,
         PromptSet.load(run.prompts),
@@ -301,7 +304,7 @@ def prepare(run: RunSpec, engine: EngineSpec, execution: Execution) -> Parts:
         execution.retries,
         run.model.template_args,
     )
-    return Parts(build_task(run.task, tokenizer), workflow, weights_hash(engine, folder))
+    return Parts(build_task(run.task, tokenizer), workflow, weights_hash(engine, folder), tokenizer)
 
 
 def model_folder(engine: EngineSpec, model: ModelSpec) -> Path:
@@ -338,9 +341,9 @@ async def run(
 ) -> list[RunStore]:
     """`evaluate` for every specification, one after another; returns their stores in the order given.
 
-    `n`: samples of each run, or of all. Runs of the same model share one engine, which starts only if some call is not in a
-    store. Raises as `evaluate`, and `EngineError` where every sample of a run has failed at a model request: that says
-    nothing about its method.
+    `n`: samples of each run, or of all. Runs of the same model share its tokenizer and one engine, which starts only if
+    some call is not in a store. Raises as `evaluate`, and `EngineError` where every sample of a run has failed at a model
+    request: that says nothing about its method.
     """
     wanted = [n] * len(runs) if isinstance(n, int) else list(n)
     stores: dict[int, RunStore] = {}
@@ -348,8 +351,10 @@ async def run(
         mine = [(i, r) for i, r in enumerate(runs) if canonical_hash(r.model) == model]
         lazy = LazyEngine.of(engine, mine[0][1].model)
         try:
+            tokenizer = None
             for i, spec in mine:
-                parts = await asyncio.to_thread(prepare, spec, engine, execution)
+                parts = await asyncio.to_thread(prepare, spec, engine, execution, tokenizer)
+                tokenizer = parts.tokenizer
                 stores[i] = await evaluate(
                     spec,
                     wanted[i],
