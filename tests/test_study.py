@@ -115,6 +115,7 @@ def test_more_samples_cost_only_the_new_ones(profile: Any) -> None:
         Study("05_evidence", name, sample=1)
 
 
+@pytest.mark.slow
 def test_notebooks_side_by_side_do_not_meet(profile: Any, capfd: pytest.CaptureFixture[str]) -> None:
     loaded = dataclasses.replace(Profile.load(profile("scripted")), parallel=2)
     assert notebooks.run(loaded, "tiny", only=["00_quickstart", "05_evidence"]) == 0

@@ -303,6 +303,7 @@ def test_figure_4_needs_both_sides(all_kinds: list[Record]) -> None:
         training_stages.before_after([r for r in all_kinds if r.kind == "rl"], version="v")
 
 
+@pytest.mark.slow
 def test_a_version_is_made_again_byte_for_byte(all_kinds: list[Record], root: Path) -> None:
     folders = training.publish(all_kinds)
     made = {p: p.read_bytes() for f in folders.values() for p in f.iterdir() if p.name != "manifest.json"}
