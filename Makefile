@@ -43,7 +43,7 @@ lint: packages  ## style, format, types, layering, notebooks in step with their 
 
 engines: packages-full  ## vLLM on the CPU and a real server, in an environment of their own
 	@$(VENV_FULL)/bin/pimem models fetch smollm2-135m
-	@HF_HUB_OFFLINE=1 $(VENV_FULL)/bin/python -m pytest -m engine $(PYTEST_ARGS)
+	@HF_HUB_OFFLINE=1 $(VENV_FULL)/bin/python -m pytest -m "engine and not slow" $(PYTEST_ARGS)
 
 locks:  ## resolve the locks anew (needs uv, and an index or folder with the CPU build of torch in UV_ARGS)
 	$(COMPILE) --extra cpu-full --extra notebook --extra dev --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
