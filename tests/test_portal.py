@@ -86,9 +86,14 @@ def test_interrupt_cancels_the_work_and_still_closes() -> None:
     async def close() -> None:
         log.append("closed")
 
-    with pytest.raises(KeyboardInterrupt), Portal() as portal:  # noqa: PT012
-        portal.on_close(close)
-        portal.call(work)
+    # Started in the background, a process may have been told to ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Portal() as portal:  # noqa: PT012
+            portal.on_close(close)
+            portal.call(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert log == ["cleaned up", "closed"]
 
 
