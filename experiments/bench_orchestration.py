@@ -23,9 +23,9 @@ import numpy as np
 
 from pimem.config import Execution, ModelSpec, PiMemSpec, RunSpec, SamplingSpec, TaskSpec
 from pimem.engines.scripted import Scripted
+from pimem.evaluation import evaluate
 from pimem.prompts import PromptSet
 from pimem.records import CallKey, Sample
-from pimem.runs import evaluate
 from pimem.tokens import Tokenizer
 from pimem.workflows.base import SampleRecorder, build
 

@@ -16,6 +16,7 @@ from pimem import models, paths, runs, trace_view
 from pimem.config import METHODS, EngineSpec, Execution, MethodSpec, ModelSpec, RunSpec, SamplingSpec, TaskSpec, method_spec
 from pimem.engines.lazy import LazyEngine
 from pimem.errors import ConfigError, nearest
+from pimem.evaluation import evaluate
 from pimem.portal import Portal
 from pimem.prompts import PromptSet
 from pimem.records import Trace
@@ -122,7 +123,7 @@ def answer(
     async def run() -> Trace:
         lazy = LazyEngine.of(engine, model)
         try:
-            store = await runs.evaluate(
+            store = await evaluate(
                 spec,
                 1,
                 engine=lazy,

@@ -16,8 +16,8 @@ import numpy as np
 from pimem.config import Execution, PiMemSpec, RunSpec, TaskSpec
 from pimem.engines.base import EngineInfo
 from pimem.errors import EngineError
+from pimem.evaluation import evaluate
 from pimem.records import Call, CallKey, Completion, Evidence, Sample, Sampling, Trace, Turn
-from pimem.runs import evaluate
 from pimem.store import RunStore
 from pimem.tokens import digest
 
