@@ -17,7 +17,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from pimem.errors import StoreError
 
@@ -72,6 +72,18 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
                 return
             yield Line(offset, data, intact(data))
             offset += len(data)
+
+
+def end_of_lines(file: BinaryIO) -> int:
+    """Where the last whole line of an open log ends; whatever stands behind it is torn, or still being written."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - (1 << 16))
+        file.seek(start)
+        if (at := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + at + 1
+        end = start
+    return 0
 
 
 class Log:

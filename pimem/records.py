@@ -227,3 +227,20 @@ def trace_from_json(data: Mapping[str, Any]) -> Trace:
         for turn in data["turns"]
     ]
     return Trace(**{**data, "turns": turns, "last": call_from_json(data["last"]) if data["last"] else None})
+
+
+def sample_from_json(data: Mapping[str, Any]) -> Sample:
+    """The inverse of `without_context`: the sample with an empty context."""
+    return Sample(
+        **{
+            **data,
+            "answers": tuple(data["answers"]),
+            "evidence": tuple(Evidence(*e) for e in data["evidence"]),
+            "context_ids": np.zeros(0, np.uint32),
+        }
+    )
+
+
+def without_context(sample: Sample) -> dict[str, Any]:
+    """A sample's fields by name but for its context."""
+    return {f.name: getattr(sample, f.name) for f in dataclasses.fields(sample) if f.name != "context_ids"}

@@ -27,22 +27,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from pimem.config import RunSpec, as_dict, canonical_hash
 from pimem.errors import ConfigError, StoreError
-from pimem.journal import Line, Locks, Log, replace_file, scan, seal
+from pimem.journal import Line, Locks, Log, end_of_lines, replace_file, scan, seal
 from pimem.progress import Counts
 from pimem.records import (
     CallKey,
     Completion,
-    Evidence,
     Sample,
     Sampling,
     Trace,
     completion_from_json,
+    sample_from_json,
     sampling_from_json,
     trace_from_json,
+    without_context,
 )
 
 FORMAT = 1
@@ -228,14 +227,7 @@ class RunStore:
     def _cut(self, path: Path) -> None:
         assert self._locks
         with open(path, "rb+") as file:
-            size = end = file.seek(0, os.SEEK_END)
-            while end > 0:
-                start = max(0, end - (1 << 16))
-                file.seek(start)
-                if (at := file.read(end - start).rfind(b"\n")) >= 0:
-                    end = start + at + 1
-                    break
-                end = start
+            size, end = file.seek(0, os.SEEK_END), end_of_lines(file)
             # A writer that lives is only not done with its line.
             if end < size and self._locks.acquire(writer := _writer_lock(path.stem.partition("-")[2])):
                 try:
@@ -301,13 +293,7 @@ class RunStore:
     async def add_trace(self, index: int, sample: Sample, trace: Trace) -> None:
         """Returns once the sample's trace is on disk for good. Raises `StoreError`."""
         at = time.time()
-        about = {
-            "cluster": sample.cluster,
-            "question": sample.question,
-            "answers": sample.answers,
-            "evidence": sample.evidence,
-            "meta": sample.meta,
-        }
+        about = {name: value for name, value in without_context(sample).items() if name != "id"}
         head = {"sample": sample.id, "index": index, "status": trace.status, "at": at, "by": self.name}
         line = await asyncio.to_thread(seal, {**head, "about": about, "trace": trace})
         offset = self._traces.append(line)
@@ -320,16 +306,7 @@ class RunStore:
         """Samples that are through (of the first `n`), in order, one in memory at a time; contexts are left out (empty)."""
         for index in sorted(i for i in self.outcomes if n is None or i < n):
             data = self._read(self.outcomes[index])
-            about = data["about"]
-            sample = Sample(
-                **{
-                    **about,
-                    "id": data["sample"],
-                    "answers": tuple(about["answers"]),
-                    "evidence": tuple(Evidence(*e) for e in about["evidence"]),
-                    "context_ids": np.zeros(0, np.uint32),
-                }
-            )
+            sample = sample_from_json({"id": data["sample"], **data["about"]})
             yield sample, trace_from_json(data["trace"])
 
     def traces(self, n: int | None = None) -> Iterator[Trace]:

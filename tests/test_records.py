@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,14 +15,17 @@ from pimem.records import (
     CallKey,
     Completion,
     Evidence,
+    Sample,
     Sampling,
     Trace,
     Turn,
     call_from_json,
     completion_from_json,
+    sample_from_json,
     sampling_from_json,
     to_json,
     trace_from_json,
+    without_context,
 )
 
 
@@ -142,3 +147,11 @@ def test_completions_and_samplings_survive_json(completion: Completion, sampling
     assert completion_from_json(_through_json(completion)) == completion
     assert sampling_from_json(_through_json(sampling)) == sampling
     assert hash(sampling_from_json(_through_json(sampling))) == hash(sampling)
+
+
+def test_a_sample_without_its_context_reads_back_but_for_it() -> None:
+    sample = Sample("a-1", "q", "Where?", ("x",), np.arange(3, dtype=np.uint32), (Evidence(0, 2, "x"),), {"k": 1})
+    data = json.loads(json.dumps(to_json(without_context(sample))))
+    again = sample_from_json(data)
+    assert len(again.context_ids) == 0
+    assert replace(again, context_ids=None) == replace(sample, context_ids=None)
