@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from pimem.config import GruMemSpec
-from pimem.records import Turn
-from pimem.tokens import digest
-from pimem.workflows.base import Session, Workflow
+from pimem.records import Call, Turn
+from pimem.workflows.base import Session
+from pimem.workflows.recurrent import Recurrent
 
 _STEP = re.compile(
     r"(?P<thinking>.*?)\s*<check>(?P<check>yes|no)</check>\s*<update>(?P<update>.*)</update>\s*<next>(?P<next>continue|end)</next>",
@@ -30,7 +28,7 @@ class Step(NamedTuple):
     """The exit gate says that everything needed has been read."""
 
 
-class GruMem(Workflow):
+class GruMem(Recurrent):
     """Algorithm 1 of the GRU-Mem paper.
 
     A response that does not keep the form changes nothing: the memory stays, the reading goes on, and the trace counts the
@@ -41,55 +39,24 @@ class GruMem(Workflow):
     version = 1
     spec: GruMemSpec
 
-    def check_spec(self) -> None:
-        self.check_chunks("gated_update")
-        self.check_question(np.zeros(0, np.uint32))
+    step_phase = "gated_update"
 
-    def check_question(self, question_ids: np.ndarray) -> None:
-        spec = self.spec
-        sizes = {"question": len(question_ids), "memory": max(spec.memory_tokens, len(self.empty_memory))}
-        self.need("gated_update", spec.memory_tokens, {**sizes, "chunk": spec.chunk_tokens})
-        self.need("final", spec.answer_tokens, sizes)
+    def lost(self, turn: Turn, call: Call) -> None:
+        call.check = turn.exit = "failed"
 
-    async def _run(self, session: Session, context_ids: np.ndarray) -> None:
-        spec, trace = self.spec, session.trace
-        chunks = self.chunks(context_ids)
-        trace.chunks = len(chunks)
-        for index, chunk in enumerate(chunks):
-            turn = Turn(index + 1, memory_in=trace.memory, memory_out=trace.memory)
-            trace.turns.append(turn)
-            trace.turns_used = index + 1
-            call = await session.call(
-                "update",
-                index + 1,
-                index,
-                "gated_update",
-                spec.memory_tokens,
-                {"question": session.question_ids, "memory": session.memory(spec.memory_tokens), "chunk": chunk},
-                chunk_hash=digest(chunk),
-            )
-            turn.reads = [call]
-            if call.error:
-                call.check = turn.exit = "failed"
-                if spec.on_failure == "fail" or len(chunks) == trace.damaged + 1:
-                    session.give_up(call)
-                trace.damaged += 1
-                continue
-            step = parse_step(call.text)
-            call.well_formed = step is not None
-            if step is None:
-                call.check = turn.exit = "malformed"
-                continue
-            call.check = "yes" if step.update else "no"
-            turn.exit = "end" if step.end else "continue"
-            if step.update:
-                turn.memory_out = trace.memory = step.candidate
-            # The gates act in this order: the chunk that ends the reading still counts.
-            if step.end and spec.exit_gate:
-                trace.converged = True
-                break
-        parts = {"question": session.question_ids, "memory": session.memory(spec.memory_tokens)}
-        await session.last("final", trace.turns_used, "final", spec.answer_tokens, parts)
+    def take(self, session: Session, turn: Turn, call: Call, state: Any) -> bool:
+        step = parse_step(call.text)
+        call.well_formed = step is not None
+        if step is None:
+            call.check = turn.exit = "malformed"
+            return True
+        call.check = "yes" if step.update else "no"
+        turn.exit = "end" if step.end else "continue"
+        if step.update:
+            turn.memory_out = session.trace.memory = step.candidate
+        # The gates act in this order: the chunk that ends the reading still counts.
+        session.trace.converged = step.end and self.spec.exit_gate
+        return not session.trace.converged
 
 
 def parse_step(text: str) -> Step | None:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pimem.config import ReMemR1Spec
-from pimem.records import Turn
-from pimem.tokens import Tokenizer, digest
-from pimem.workflows.base import Session, Workflow
+from pimem.records import Call, Turn
+from pimem.tokens import Tokenizer
+from pimem.workflows.base import Session
+from pimem.workflows.recurrent import Recurrent
 
 _UPDATE = re.compile(r"<update>(.*)</update>", re.DOTALL)
 _RECALL = re.compile(r"<recall>(.*?)</recall>", re.DOTALL)
@@ -27,7 +28,7 @@ class Step(NamedTuple):
     well_formed: bool
 
 
-class ReMemR1(Workflow):
+class ReMemR1(Recurrent):
     """Each response holds one new memory and may hold one recall query; the memory found stands in the next prompt.
 
     A response that does not keep the form is counted as malformed. With `memory: update` it changes nothing and recalls
@@ -38,67 +39,36 @@ class ReMemR1(Workflow):
     version = 1
     spec: ReMemR1Spec
 
-    def check_spec(self) -> None:
-        self.check_chunks("recall_update")
-        self.check_question(np.zeros(0, np.uint32))
+    step_phase = "recall_update"
+    final_phase = "recall_final"
 
-    def check_question(self, question_ids: np.ndarray) -> None:
-        spec = self.spec
-        sizes = {
-            "question": len(question_ids),
-            "recalled": max(spec.memory_tokens, len(self._no_recall)),
-            "memory": max(spec.memory_tokens, len(self.empty_memory)),
-        }
-        self.need("recall_update", spec.memory_tokens, {**sizes, "chunk": spec.chunk_tokens})
-        self.need("recall_final", spec.answer_tokens, sizes)
+    def room(self) -> dict[str, int]:
+        return {"recalled": max(self.spec.memory_tokens, len(self._no_recall)), **super().room()}
 
     @property
     def _no_recall(self) -> np.ndarray:
         return self.tokenizer.encode(self.prompts.empty_recall)
 
-    async def _run(self, session: Session, context_ids: np.ndarray) -> None:
-        spec, trace = self.spec, session.trace
-        chunks = self.chunks(context_ids)
-        trace.chunks = len(chunks)
-        memories = Memories(self.tokenizer)
-        for index, chunk in enumerate(chunks):
-            turn = Turn(index + 1, memory_in=trace.memory, memory_out=trace.memory, recalled=trace.recalled)
-            trace.turns.append(turn)
-            trace.turns_used = index + 1
-            call = await session.call(
-                "update",
-                index + 1,
-                index,
-                "recall_update",
-                spec.memory_tokens,
-                {**self._parts(session, memories), "chunk": chunk},
-                chunk_hash=digest(chunk),
-            )
-            turn.reads = [call]
-            trace.recalled = None
-            if call.error:
-                if spec.on_failure == "fail" or len(chunks) == trace.damaged + 1:
-                    session.give_up(call)
-                trace.damaged += 1
-                continue
-            step = parse_step(call.text, spec.memory)
-            call.well_formed, turn.query = step.well_formed, step.query
-            if spec.recall_from == "earlier" and step.query:
-                trace.recalled = memories.search(step.query)
-            if step.memory is not None:
-                turn.memory_out = trace.memory = step.memory
-                memories.add(turn.number, step.memory)
-            if spec.recall_from == "all" and step.query:
-                trace.recalled = memories.search(step.query)
-        await session.last("final", trace.turns_used, "recall_final", spec.answer_tokens, self._parts(session, memories))
+    def start(self, session: Session) -> Memories:
+        return Memories(self.tokenizer)
 
-    def _parts(self, session: Session, memories: Memories) -> dict[str, np.ndarray]:
-        limit, recalled = self.spec.memory_tokens, session.trace.recalled
-        return {
-            "question": session.question_ids,
-            "recalled": self._no_recall if recalled is None else memories.ids[recalled][:limit],
-            "memory": session.memory(limit),
-        }
+    def parts(self, session: Session, state: Memories) -> dict[str, np.ndarray]:
+        recalled = session.trace.recalled
+        shown = self._no_recall if recalled is None else state.ids[recalled][: self.spec.memory_tokens]
+        return {"recalled": shown, **super().parts(session, state)}
+
+    def take(self, session: Session, turn: Turn, call: Call, state: Memories) -> bool:
+        spec, trace = self.spec, session.trace
+        step = parse_step(call.text, spec.memory)
+        call.well_formed, turn.query = step.well_formed, step.query
+        if spec.recall_from == "earlier" and step.query:
+            trace.recalled = state.search(step.query)
+        if step.memory is not None:
+            turn.memory_out = trace.memory = step.memory
+            state.add(turn.number, step.memory)
+        if spec.recall_from == "all" and step.query:
+            trace.recalled = state.search(step.query)
+        return True
 
 
 def parse_step(text: str, memory: str = "update") -> Step:
