@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from pimem.journal import replace_file
 from pimem.paper import published, style
@@ -149,19 +148,7 @@ def _paper(axis: Axes, model: str, _: str, block: pd.DataFrame) -> None:
 def _legend(figure: Figure, ours: pd.DataFrame) -> None:
     handles, labels = [], []
     for method, variant in ours[["method", "variant"]].drop_duplicates().itertuples(index=False):
-        look = style.line(method)
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=look.colour,
-                marker=look.marker,
-                ls=look.dashes,
-                lw=look.width,
-                ms=4,
-                mfc="white" if variant else look.colour,
-            )
-        )
+        handles.append(style.line(method).handle(hollow=bool(variant)))
         labels.append(method_name(method, variant))
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), handlelength=3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pimem.journal import replace_file
@@ -121,9 +121,12 @@ def write(table: Table, folder: Path) -> list[Path]:
         "md": markdown(table),
         "tex": latex(table),
     }
-    paths = []
-    for suffix, text in texts.items():
-        path = folder / f"{table.name}.{suffix}"
+    return write_texts(folder, table.name, texts)
+
+
+def write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
+    """One file a suffix; returns them. Raises `StoreError` where they cannot be written."""
+    paths = [folder / f"{name}.{suffix}" for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
         replace_file(path, text)
-        paths.append(path)
     return paths

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from pimem.journal import replace_bytes
 
@@ -48,6 +49,11 @@ class Line(NamedTuple):
     marker: str
     dashes: Any
     width: float = 1.2
+
+    def handle(self, hollow: bool = False) -> Line2D:
+        """Its entry in a legend."""
+        fill = "white" if hollow else self.colour
+        return Line2D([], [], color=self.colour, marker=self.marker, ls=self.dashes, lw=self.width, ms=4, mfc=fill)
 
 
 METHODS = {

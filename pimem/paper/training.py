@@ -23,7 +23,7 @@ from pimem.errors import DataError, EngineError, nearest
 from pimem.journal import replace_file
 from pimem.packages import sha256
 from pimem.paper import figures, hyperparameters, training_curves, training_runs, training_stages, training_tables
-from pimem.paper.render import latex_text, pipes, tabular
+from pimem.paper.render import latex_text, pipes, tabular, write_texts
 from pimem.paper.tables import Absent
 from pimem.paper.training_records import MANIFEST, Record, committed, distil, keep, predecessor, records
 from pimem.paper.training_tables import Sheet
@@ -225,12 +225,7 @@ def write(sheet: Sheet, folder: Path) -> list[Path]:
         "md": "\n".join([f"# {sheet.title}", "", *pipes(head, rows), "", *(f"- {note}" for note in sheet.notes), ""]),
         "tex": "\n".join([*latex, ""]),
     }
-    paths_made = []
-    for suffix, text in texts.items():
-        path = folder / f"{sheet.name}.{suffix}"
-        replace_file(path, text)
-        paths_made.append(path)
-    return paths_made
+    return write_texts(folder, sheet.name, texts)
 
 
 def _latex(text: str) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from pimem.paper import style
@@ -277,19 +276,7 @@ def grid(n: int, most_across: int, legend_rows: int, width: float, height: float
 def legend(
     figure: Figure, looks: Sequence[tuple[str, Line]], columns: int = 3, size: float = 8, hollow: Sequence[str] = ()
 ) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=look.marker,
-            ls=look.dashes,
-            lw=look.width,
-            ms=4,
-            mfc="white" if name in hollow else look.colour,
-        )
-        for name, look in looks
-    ]
+    handles = [look.handle(hollow=name in hollow) for name, look in looks]
     figure.legend(
         handles,
         [name for name, _ in looks],

@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import hotpotqa_like
 import pytest
 
 from pimem import data
 from pimem.corpora import Corpus
 from pimem.tokens import Tokenizer
 
-QUESTIONS, TOPICS = 40, 180
 
-
-def hotpotqa_like(seed: int = 3) -> list[dict[str, Any]]:
-    """Records as HotpotQA publishes them: two gold paragraphs each, distractors partly shared between questions."""
-    rng = random.Random(seed)
-    titles = [f"Topic {n}" for n in range(TOPICS)]
-    texts = {
-        title: [
-            f"{title} lies in region {n % 7}.",
-            f" Its founder was Person {n}.",
-            f" It has {n * 37 + 11} inhabitants, naïve café.",
-        ]
-        for n, title in enumerate(titles)
-    }
-    records = []
-    for number in range(QUESTIONS):
-        gold = [titles[2 * number], titles[2 * number + 1]]
-        others = rng.sample(titles[2 * QUESTIONS :], 6)
-        context = [[title, texts[title]] for title in [*gold, *others]]
-        rng.shuffle(context)
-        records.append(
-            {
-                "_id": f"q{number:03}",
-                "question": f"Who founded the place next to {gold[0]}?",
-                "answer": f"Person {2 * number + 1}",
-                "type": "bridge",
-                "level": "hard",
-                "supporting_facts": [[gold[0], 0], [gold[1], 1]],
-                "context": context,
-            }
-        )
-    return records
+def sentences(title: str, n: int) -> list[str]:
+    return [
+        f"{title} lies in region {n % 7}.",
+        f" Its founder was Person {n}.",
+        f" It has {n * 37 + 11} inhabitants, naïve café.",
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +27,7 @@ def small_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PIMEM_HOME that holds the small set as hotpotqa, and a few sentences as essays."""
     folder = tmp_path_factory.mktemp("home")
     source = folder / "dev.json"
-    source.write_text(json.dumps(hotpotqa_like()), encoding="utf-8")
+    source.write_text(json.dumps(hotpotqa_like.records(sentences)), encoding="utf-8")
     essays = folder / "essays.txt"
     essays.write_text(" ".join(f"Thought {n} is worth a walk. Is it? It is!" for n in range(40)), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:

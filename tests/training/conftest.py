@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
-from typing import Any
 
+import hotpotqa_like
 import pytest
 
 from pimem import data
 from pimem.tokens import Tokenizer
 
-QUESTIONS, TOPICS = 40, 180
 
-
-def hotpotqa_like(seed: int = 3) -> list[dict[str, Any]]:
-    """Two gold paragraphs a question, and six of a pool that questions share."""
-    rng = random.Random(seed)
-    titles = [f"Topic {n}" for n in range(TOPICS)]
-    texts = {
-        title: [
-            f"{title} lies in region {n % 7}.",
-            f" Its founder was Person {n}, who came from far away and stayed in {title} for the rest of a long life.",
-            f" It has {n * 37 + 11} inhabitants, naïve cafés, and a tower from which {title} can be seen as a whole.",
-        ]
-        for n, title in enumerate(titles)
-    }
-    records = []
-    for number in range(QUESTIONS):
-        gold = titles[2 * number : 2 * number + 2]
-        context = [[title, texts[title]] for title in [*gold, *rng.sample(titles[2 * QUESTIONS :], 6)]]
-        rng.shuffle(context)
-        records.append(
-            {
-                "_id": f"q{number:03}",
-                "question": f"Who founded the place next to {gold[0]}?",
-                "answer": f"Person {2 * number + 1}",
-                "type": "bridge",
-                "level": "hard",
-                "supporting_facts": [[gold[0], 0], [gold[1], 1]],
-                "context": context,
-            }
-        )
-    return records
+def sentences(title: str, n: int) -> list[str]:
+    return [
+        f"{title} lies in region {n % 7}.",
+        f" Its founder was Person {n}, who came from far away and stayed in {title} for the rest of a long life.",
+        f" It has {n * 37 + 11} inhabitants, naïve cafés, and a tower from which {title} can be seen as a whole.",
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +25,7 @@ def question_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PIMEM_HOME that holds the small set as hotpotqa. It is not in force; `question_data` is what puts it so."""
     folder = tmp_path_factory.mktemp("question_home")
     source = folder / "dev.json"
-    source.write_text(json.dumps(hotpotqa_like()), encoding="utf-8")
+    source.write_text(json.dumps(hotpotqa_like.records(sentences)), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIMEM_HOME", str(folder))
         data.fetch("hotpotqa", source, report=lambda line: None)

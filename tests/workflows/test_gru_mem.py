@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from step_script import script
 
 from pimem.config import GruMemSpec, MemAgentSpec
-from pimem.errors import EngineError
-from pimem.records import CallKey, to_json, trace_from_json
+from pimem.records import to_json, trace_from_json
 from pimem.workflows.gru_mem import Step, parse_step
 
 
@@ -21,15 +21,6 @@ def spec(**fields: Any) -> GruMemSpec:
 
 def said(check: str, memory: str, then: str = "continue") -> str:
     return f"I think.\n<check>{check}</check>\n<update>{memory}</update>\n<next>{then}</next>"
-
-
-def script(*responses: str) -> Any:
-    def answer(key: CallKey, prompt: str) -> str:
-        if key.phase == "update" and responses[key.index] == "down":
-            raise EngineError("down", retryable=False)
-        return responses[key.index] if key.phase == "update" else "the end"
-
-    return answer
 
 
 async def test_a_closed_update_gate_discards_the_candidate(lab: Any) -> None:

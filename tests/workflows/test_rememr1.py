@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from step_script import script
 
 from pimem.config import MemAgentSpec, ReMemR1Spec
-from pimem.errors import EngineError
-from pimem.records import CallKey, to_json, trace_from_json
+from pimem.records import to_json, trace_from_json
 from pimem.workflows.rememr1 import Memories, Step, parse_step, similarities
 
 
@@ -22,15 +22,6 @@ def spec(**fields: Any) -> ReMemR1Spec:
 
 def said(memory: str, query: str | None = None) -> str:
     return f"I think.\n<update>{memory}</update>" + (f"\n<recall>{query}</recall>" if query else "")
-
-
-def script(*responses: str) -> Any:
-    def answer(key: CallKey, prompt: str) -> str:
-        if key.phase == "update" and responses[key.index] == "down":
-            raise EngineError("down", retryable=False)
-        return responses[key.index] if key.phase == "update" else "the end"
-
-    return answer
 
 
 async def test_a_recalled_memory_stands_in_the_next_prompt_and_only_there(lab: Any) -> None:
