@@ -121,6 +121,12 @@ class Tokenizer:
             return self._live.decode(ids, skip_special_tokens=False)
         return self.hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def response(self, ids: Sequence[int]) -> str:
+        """The text of a response as every engine shows it: without control tokens, and without the beginning of a character
+        whose rest never came."""
+        text = self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text.rstrip("\ufffd")
+
     def chat(self, messages: list[dict[str, str]], **template_args: Any) -> str:
         """Messages rendered by the model's chat template, ready for its answer.
 

@@ -344,6 +344,15 @@ def test_stop_ids_come_from_tokenizer_and_generation_config(tiny_tokenizer: Path
             _ = Tokenizer.load(folder).stop_ids
 
 
+def test_a_response_shows_no_control_tokens_and_no_begun_character(tiny_tokenizer: Path) -> None:
+    it = Tokenizer.load(tiny_tokenizer)
+    ids = it.encode("Brest 🦊").tolist()
+    whole = [*it.encode_template("<|im_start|>").tolist(), *ids, *it.stop_ids]
+    assert it.response(whole) == "Brest 🦊"
+    begun = next(n for n in range(len(ids), 0, -1) if it.decode(ids[:n]).endswith("\ufffd"))
+    assert it.response(ids[:begun]) == "Brest "
+
+
 def test_a_folder_without_a_tokenizer_is_named(tiny_tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: no such model folder"):
         Tokenizer.load(tmp_path / "nowhere")

@@ -67,11 +67,11 @@ class Row:
         if logprob is not None:
             self.logprobs.append(logprob)
         if token in self._stop_ids:
-            self._finish(self._text(self.ids[:-1]), "stop")
+            self._finish(self._tokenizer.response(self.ids[:-1]), "stop")
         elif (text := self._stopped()) is not None:
             self._finish(text, "stop")
         elif not self.left:
-            self._finish(self._text(self.ids), "length")
+            self._finish(self._tokenizer.response(self.ids), "length")
 
     def fail(self, error: EngineError) -> None:
         # Cancelled in the same moment: nobody waits for the answer.
@@ -97,17 +97,12 @@ class Row:
         """The text up to and with the first stop string, if there is one."""
         if not self.sampling.stop:
             return None
-        tail = self._text(self.ids[-self._tail :])
+        tail = self._tokenizer.response(self.ids[-self._tail :])
         if not any(s in tail for s in self.sampling.stop):
             return None
-        text = self._text(self.ids)
+        text = self._tokenizer.response(self.ids)
         ends = [text.index(s) + len(s) for s in self.sampling.stop if s in text]
         return text[: min(ends)] if ends else None
-
-    def _text(self, ids: list[int]) -> str:
-        text = self._tokenizer.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        # The beginning of a character whose rest never came; vLLM shows none either.
-        return text.rstrip("\ufffd")
 
 
 class RowSampler(LogitsProcessor):

@@ -101,9 +101,7 @@ class ServerEngine:
     def _read(self, ids: tuple[int, ...], sampling: Sampling) -> tuple[str, Literal["stop", "length"]]:
         """Text as every other engine shows it, and why it ended: verl says "completed" for a cut one as well."""
         ended = ids[-1] in self.tokenizer.stop_ids
-        text = self.tokenizer.hf.decode(
-            ids[:-1] if ended else ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        ).rstrip("\ufffd")
+        text = self.tokenizer.response(ids[:-1] if ended else ids)
         ends = [text.index(s) + len(s) for s in sampling.stop if s in text]
         if ends:
             return text[: min(ends)], "stop"

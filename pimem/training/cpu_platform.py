@@ -1,7 +1,7 @@
 """Lets verl's whole loop run on a CPU, for tests: registers the platform and mends what takes an accelerator for granted.
 
-Loaded in every process by verl itself (`launch.environment` names it in VERL_USE_EXTERNAL_MODULES). The code below follows the
-names and signatures verl asks for; nothing of verl or vLLM is edited on disk.
+Loaded in every process by verl itself (`settings.environment` names it in VERL_USE_EXTERNAL_MODULES). The code below follows
+the names and signatures verl asks for; nothing of verl or vLLM is edited on disk.
 """
 
 from __future__ import annotations
