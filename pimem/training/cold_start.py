@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 
-from pimem import models
+from pimem import adapters, models
 from pimem.errors import DataError
 from pimem.prompts import PromptSet
 from pimem.tokens import Tokenizer
@@ -31,6 +31,9 @@ from pimem.training.teacher import NO, YES
 KEEP_SECONDS = 60.0
 """Time between two copies of the adapter on disk."""
 _SORTED = 8192
+_WIDTH = 64
+_READ_STEPS = 20
+"""Steps between two looks at the loss, each of which waits for the device."""
 
 
 def load(folder: Path, device: str, dtype: torch.dtype) -> Any:
@@ -79,41 +82,40 @@ def batches(lengths: np.ndarray, config: ColdStart, rng: np.random.Generator) ->
 
 
 class Feed:
-    """The examples on the device, cut into padded batches there."""
+    """Examples as padded batches, put together on the host, so that the device never waits to be asked how long they are."""
 
     def __init__(self, table: Table, tokenizer: Tokenizer, weight: float, device: str):
-        prefix, _, _ = decision(tokenizer)
-        self.ids = torch.from_numpy(table.ids.astype(np.int32)).to(device)
-        self.starts = torch.from_numpy(table.starts[:-1]).to(device)
-        self.lengths = torch.from_numpy(table.lengths).to(device)
-        self.prompts = torch.from_numpy(table.prompts.astype(np.int64)).to(device)
-        self.prefix = torch.from_numpy(prefix.astype(np.int32)).to(device)
-        self.weight = weight
+        self.table, self.weight, self.device = table, weight, device
+        self.prefix, _, _ = decision(tokenizer)
 
-    def batch(self, which: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids (examples, tokens), right-padded; which of them predict a response token (bool, same shape); their weights."""
-        at = torch.from_numpy(which).to(self.starts.device)
-        lengths, prompts = self.lengths[at][:, None], self.prompts[at][:, None]
-        places = torch.arange(int(lengths.max()), device=at.device)[None]
-        ids = self.ids[(self.starts[at][:, None] + places).clamp(max=len(self.ids) - 1)].long()
-        ids = ids.masked_fill(places >= lengths, 0)
-        predicting = (places >= prompts - 1) & (places < lengths - 1)
-        weights = torch.ones(ids.shape, device=at.device)
-        n = len(self.prefix)
-        tagged = torch.ones(len(at), dtype=torch.bool, device=at.device)
-        for i in range(n):
-            tagged &= ids.gather(1, (prompts + i).clamp(max=ids.shape[1] - 1))[:, 0] == self.prefix[i]
-        rows = tagged.nonzero()[:, 0]
-        weights[rows, prompts[rows, 0] + n - 1] = self.weight
-        return ids, predicting, weights[predicting]
+    def batch(self, which: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids (examples, tokens), right-padded; where a response token is predicted, counted along the flat ids; which token
+        that is; its weight. The last three have the shape (response tokens,)."""
+        starts, prompts = self.table.starts[which], self.table.prompts[which].astype(np.int64)
+        lengths = self.table.lengths[which]
+        # Few widths are few shapes, and the tokens' products want multiples of a power of two.
+        width = -(-int(lengths.max()) // _WIDTH) * _WIDTH
+        ids = np.zeros((len(which), width), dtype=np.int64)
+        places, weights = [], []
+        for row, (start, prompt, length) in enumerate(zip(starts, prompts, lengths, strict=True)):
+            ids[row, :length] = self.table.ids[start : start + length]
+            places.append(row * width + np.arange(prompt - 1, length - 1))
+            weights.append(np.ones(length - prompt, dtype=np.float32))
+            response, n = ids[row, prompt:length], len(self.prefix)
+            if len(response) > n and np.array_equal(response[:n], self.prefix):
+                weights[-1][n] = self.weight
+        at = np.concatenate(places)
+        made = (ids, at, ids.reshape(-1)[at + 1], np.concatenate(weights))
+        if not self.device.startswith("cuda"):
+            return tuple(torch.from_numpy(x) for x in made)  # type: ignore[return-value]
+        return tuple(torch.from_numpy(x).pin_memory().to(self.device, non_blocking=True) for x in made)  # type: ignore[return-value]
 
 
-def loss_of(model: Any, ids: torch.Tensor, predicting: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def loss_of(model: Any, ids: torch.Tensor, at: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted mean cross-entropy of the response tokens, a scalar. Logits are made at those places alone."""
     # Padding stands on the right, where a causal model's real tokens never look: no mask is needed.
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[predicting]).float()
-    wanted = ids[:, 1:][predicting[:, :-1]]
+    logits = model.lm_head(hidden.flatten(0, 1)[at]).float()
     each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
     return (each * weights).sum() / weights.sum()
 
@@ -136,12 +138,28 @@ def train(
     device = str(next(model.parameters()).device)
     torch.manual_seed(config.seed)
     trained = lora.attach(model, config.rank, config.scale)
+    if "cuda" in device:
+        # One layer's code serves all of them, whatever the batch's shape.
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
     optimiser = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused="cuda" in device)
     feed = Feed(table, tokenizer, config.decision_weight, device)
     rng = np.random.default_rng(config.seed)
     plan = [b for _ in range(math.ceil(config.epochs)) for b in batches(table.lengths, config, rng)]
     plan = plan[: steps or max(1, round(len(plan) * config.epochs / math.ceil(config.epochs)))]
     history: list[dict[str, float]] = []
+    waiting: list[tuple[dict[str, float], torch.Tensor, torch.Tensor]] = []
+
+    def read() -> None:
+        for row, loss, norm in waiting:
+            row |= {"loss": float(loss), "norm": float(norm)}
+            if not math.isfinite(row["loss"]):
+                raise DataError(
+                    f"cold start: the loss is {row['loss']} at step {row['step']}; lower learning_rate ({config.learning_rate})"
+                )
+            history.append(row)
+        waiting.clear()
+
     model.train()
     began = kept = time.monotonic()
     for step, which in enumerate(plan):
@@ -154,29 +172,20 @@ def train(
         )
         for group in optimiser.param_groups:
             group["lr"] = rate
-        ids, predicting, weights = feed.batch(which)
-        loss = loss_of(model, ids, predicting, weights)
+        loss = loss_of(model, *feed.batch(which))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, config.clip)
         optimiser.step()
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise DataError(f"cold start: the loss is {value} at step {step}; lower learning_rate ({config.learning_rate})")
-        tokens = int(table.lengths[which].sum())
-        history.append(
-            {
-                "step": step,
-                "loss": value,
-                "norm": float(norm),
-                "rate": rate,
-                "tokens": tokens,
-                "seconds": time.monotonic() - began,
-            }
-        )
+        row = {"step": step, "rate": rate, "tokens": int(table.lengths[which].sum()), "seconds": time.monotonic() - began}
+        waiting.append((row, loss.detach(), norm))
+        if len(waiting) == _READ_STEPS:
+            read()
         if keep and time.monotonic() - kept > KEEP_SECONDS:
+            read()
             keep(history)
             kept = time.monotonic()
+    read()
     model.eval()
     return history
 
@@ -200,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = load(args.model, device, dtype)
 
     def keep(history: list[dict[str, float]]) -> None:
-        lora.save(model, args.out, {**facts, **spent(history)})
+        adapters.save(lora.tensors(model), args.out, {**facts, **spent(history)})
         with (args.out / "history.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in history)
         print(f"step {len(history)} loss {np.mean([h['loss'] for h in history[-20:]]):.4f}", flush=True)

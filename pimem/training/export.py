@@ -14,8 +14,6 @@ from pimem.training.spec import Run
 
 MODEL, ADAPTER = "model", "adapter"
 """Of a run's folder."""
-LARGEST = 16_000_000
-"""Bytes of an adapter's file; one of a higher rank is written in parts."""
 
 
 def weights(run: Run, out: Path, step: int, report: Any = print) -> Path:
@@ -79,34 +77,23 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def adapter(run: Run, files: list[Path], step: int, folder: Path, report: Any = print) -> None:
-    """The low-rank difference between the trained weights, in the precision they were trained in, and the first ones.
+    """The low-rank difference between the trained weights, in the precision they were trained in, and the first ones."""
+    from safetensors.torch import load_file
 
-    In parts where it is large: each an adapter of its own, the largest singular values first, to be merged one after the other.
-    """
-    from safetensors.torch import load_file, save_file
-
-    from pimem.adapters import MANIFEST, WEIGHTS
-    from pimem.packages import sha256
+    from pimem import adapters
     from pimem.training import lora
 
     base = {name: value for file in sorted(run.model.glob("*.safetensors")) for name, value in load_file(file).items()}
     trained = {name: value for file in files for name, value in load_file(file).items()}
     factors, kept = lora.difference(base, trained, run.spec.adapter_rank)
     rank, method = run.spec.adapter_rank, run.spec.method.method
-    parts = lora.parts(factors, LARGEST)
-    for number, part in enumerate(parts, start=1):
-        place = folder if number == 1 else folder.with_name(f"{folder.name}_{number}")
-        place.mkdir(parents=True, exist_ok=True)
-        save_file(part, place / WEIGHTS)
-        facts = {
-            "base": run.spec.model.path,
-            "base_fingerprint": run.fingerprint,
-            "scale": 1.0,
-            "sha256": sha256(place / WEIGHTS),
-            "licence": "that of the base",
-            "about": f"{method}, step {step} of reinforcement learning, as a difference of rank {rank}",
-            "part": f"{number} of {len(parts)}, to be added up",
-            "kept": round(kept, 4),
-        }
-        (place / MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    report(f"rank {rank}: {kept:.1%} of the difference's squared norm, in {len(parts)} part(s) from {folder} on")
+    facts = {
+        "base": run.spec.model.path,
+        "base_fingerprint": run.fingerprint,
+        "scale": 1.0,
+        "licence": "that of the base",
+        "about": f"{method}, step {step} of reinforcement learning, as a difference of rank {rank}",
+        "kept": round(kept, 4),
+    }
+    adapters.save(factors, folder, facts)
+    report(f"rank {rank}: {kept:.1%} of the difference's squared norm, in {folder}")

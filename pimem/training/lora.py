@@ -1,4 +1,4 @@
-"""Low-rank updates of a model's linear layers, in plain torch: trained as a parametrisation, kept apart, merged once.
+"""Low-rank updates of a model's linear layers, in plain torch: trained beside frozen weights, kept apart, merged once.
 
 W' = W + scale * B A with A of shape (rank, in) and B of shape (out, rank) (Hu et al. 2021, LoRA). The sum is rounded to the
 weight's own dtype in training as well, so what is trained is what is served after merging.
@@ -6,91 +6,75 @@ weight's own dtype in training as well, so what is trained is what is served aft
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
 
-from pimem.adapters import MANIFEST, WEIGHTS, merged
+from pimem.adapters import merged
 from pimem.errors import DataError
-from pimem.packages import sha256
 
 
-class LowRank(nn.Module):
-    """The parametrisation of one weight; both factors float32, B zero at the start."""
+class Adapted(nn.Module):
+    """A frozen linear layer with an update of its weight; its factors are float32, and the update zero at the start.
 
-    def __init__(self, weight: torch.Tensor, rank: int, scale: float):
+    One class for all layers, not torch's parametrisation: that makes a class a layer, and every block would be compiled anew.
+    """
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float):
         super().__init__()
-        out, into = weight.shape
-        self.a = nn.Parameter(torch.randn(rank, into, device=weight.device) / into**0.5)
-        self.b = nn.Parameter(torch.zeros(out, rank, device=weight.device))
-        self.scale = scale
+        out, into = linear.weight.shape
+        device = linear.weight.device
+        self.linear, self.scale = linear, scale
+        self.a = nn.Parameter(torch.randn(rank, into, device=device) / into**0.5) if rank else None
+        self.b = nn.Parameter(torch.zeros((out, rank) if rank else (out, into), device=device))
 
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return (weight.float() + self.scale * (self.b @ self.a)).to(weight.dtype)
+    def weight(self) -> torch.Tensor:
+        """The sum, in the dtype of the frozen weight."""
+        update = self.b if self.a is None else self.b @ self.a
+        return (self.linear.weight.float() + self.scale * update).to(self.linear.weight.dtype)
 
-
-class Full(nn.Module):
-    """An update of full rank, for comparison."""
-
-    def __init__(self, weight: torch.Tensor):
-        super().__init__()
-        self.delta = nn.Parameter(torch.zeros_like(weight, dtype=torch.float32))
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return (weight.float() + self.delta).to(weight.dtype)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight(), self.linear.bias)
 
 
 def targets(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers of the model's blocks, by name; the output matrix, tied to the embedding, is none of them."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and ".layers." in name:
+        if isinstance(module, nn.Linear) and ".layers." in name and not name.endswith(".linear"):
             yield name, module
 
 
 def attach(model: nn.Module, rank: int, scale: float) -> list[nn.Parameter]:
-    """Freezes `model`, adds an update to each target and returns what is to be trained. Rank 0: an update of full rank."""
+    """Freezes `model`, adds an update to each target and returns what is to be trained. Rank 0: an update of full rank.
+
+    Raises `DataError` for a model without such layers.
+    """
     model.requires_grad_(False)
     found = list(targets(model))
     if not found:
         raise DataError(f"{type(model).__name__}: no linear layer to adapt was found under '.layers.'")
-    trained: list[nn.Parameter] = []
-    for _, module in found:
-        update = LowRank(module.weight, rank, scale) if rank else Full(module.weight)
-        parametrize.register_parametrization(module, "weight", update)
-        trained += update.parameters()
-    return trained
+    for name, linear in found:
+        model.set_submodule(name, Adapted(linear, rank, scale))
+    return [p for _, module in adapted(model) for p in (module.a, module.b) if p is not None]
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
+    """The layers with an update, by name."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Adapted))
 
 
 def detach(model: nn.Module) -> None:
     """Takes all updates off; the model is the base again."""
-    for _, module in list(targets(model)):
-        if parametrize.is_parametrized(module, "weight"):
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+    for name, module in list(adapted(model)):
+        model.set_submodule(name, module.linear)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The updates attached to `model` as bfloat16 tensors `<layer>.a` and `<layer>.b`."""
-    out = {}
-    for name, module in targets(model):
-        update = module.parametrizations.weight[0]  # type: ignore[union-attr, index]
-        for part in ("a", "b"):
-            out[f"{name}.{part}"] = getattr(update, part).detach().to(torch.bfloat16).cpu().contiguous()
-    return out
-
-
-def save(model: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the updates and what is known about them; the manifest comes last, with the weights' SHA-256."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors(model), folder / WEIGHTS)
-    facts = {**manifest, "sha256": sha256(folder / WEIGHTS)}
-    (folder / MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    """The low-rank updates attached to `model` as bfloat16 tensors `<layer>.a` and `<layer>.b`."""
+    pairs = ((f"{name}.{part}", getattr(module, part)) for name, module in adapted(model) for part in ("a", "b"))
+    return {name: factor.detach().to(torch.bfloat16).cpu().contiguous() for name, factor in pairs}
 
 
 def apply(model: nn.Module, adapter: Mapping[str, torch.Tensor], scale: float) -> None:
@@ -131,15 +115,3 @@ def difference(
     if not total:
         raise DataError("the two models are the same, so there is nothing to keep")
     return out, 1 - lost / total
-
-
-def parts(factors: Mapping[str, torch.Tensor], largest: int) -> list[dict[str, torch.Tensor]]:
-    """An adapter as a sum of adapters of at most `largest` bytes each; the first ones hold the first ranks."""
-    rank = max(factor.shape[0] for name, factor in factors.items() if name.endswith(".a"))
-    each = sum(factor.nbytes for factor in factors.values()) / rank
-    step = max(1, int(0.99 * largest / each))
-    out = []
-    for start in range(0, rank, step):
-        cut = slice(start, start + step)
-        out.append({n: (f[cut] if n.endswith(".a") else f[:, cut]).contiguous() for n, f in factors.items()})
-    return out

@@ -10,6 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+
 from pimem import adapters, models  # noqa: E402
 from pimem.errors import ConfigError, DataError  # noqa: E402
 from pimem.training import cold_start, lora  # noqa: E402
@@ -26,13 +28,13 @@ class Tags:
         return np.array({YES: [1, 2, 3, 9], NO: [1, 2, 4, 9]}[text], dtype=np.uint32)
 
 
-def tiny(seed=0):
+def tiny(seed=0, layers=2):
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=32,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         initializer_range=0.3,
@@ -61,11 +63,10 @@ def test_loss_falls_and_the_merged_model_is_the_trained_one():
     history = cold_start.train(RECIPE, model, table(), Tags())
     assert np.mean([h["loss"] for h in history[-5:]]) < 0.5 * history[0]["loss"]
     ids = torch.arange(10, 22)[None]
-    for _, module in lora.targets(model):
-        update = module.parametrizations.weight[0]
+    for _, module in lora.adapted(model):
         with torch.no_grad():
-            update.a.copy_(update.a.bfloat16())
-            update.b.copy_(update.b.bfloat16())
+            module.a.copy_(module.a.bfloat16())
+            module.b.copy_(module.b.bfloat16())
     trained = model(ids).logits
     adapter = lora.tensors(model)
     lora.apply(base, adapter, RECIPE.scale)
@@ -80,7 +81,7 @@ def test_what_a_cold_start_writes_is_an_adapter_of_its_base(tmp_path):
     tiny().save_pretrained(base)
     model = tiny()
     cold_start.train(RECIPE, model, table(), Tags(), steps=3)
-    lora.save(model, out, cold_start.described(RECIPE, base, "cpu"))
+    adapters.save(lora.tensors(model), out, cold_start.described(RECIPE, base, "cpu"))
     adapter = adapters.read(out)
     assert (adapter.base, adapter.base_fingerprint) == ("smollm2-135m", models.fingerprint(base))
     adapters.merge(adapter, base, merged)
@@ -93,11 +94,11 @@ def test_what_a_cold_start_writes_is_an_adapter_of_its_base(tmp_path):
 def test_only_response_tokens_count_and_the_decision_weighs_more():
     made = table(2)
     feed = cold_start.Feed(made, Tags(), 6.0, "cpu")
-    ids, predicting, weights = feed.batch(np.array([0, 1]))
-    assert predicting.sum(1).tolist() == [5, 5]
-    for row in range(2):
-        at = predicting[row].nonzero()[:, 0] + 1
-        assert ids[row, at].tolist() == [1, 2, 3 if row else 4, 9, 0]
+    ids, at, wanted, weights = feed.batch(np.array([0, 1]))
+    assert ids.shape == (2, 64)
+    assert wanted.tolist() == [1, 2, 4, 9, 0, 1, 2, 3, 9, 0]
+    assert ids.flatten()[at + 1].tolist() == wanted.tolist()
+    assert at.tolist() == [row * 64 + int(p) - 1 + i for row, p in enumerate(made.prompts) for i in range(5)]
     assert weights.tolist() == [1, 1, 6, 1, 1] * 2
 
 
@@ -116,6 +117,29 @@ def test_every_example_is_in_one_step_and_no_step_is_too_large():
     assert all(len(s) <= 7 and len(s) * lengths[s].max() <= 128 for s in steps)
     with pytest.raises(DataError, match="batch_tokens=128"):
         list(cold_start.batches(np.array([200]), RECIPE, np.random.default_rng(1)))
+
+
+def test_a_loss_that_is_no_number_ends_the_run():
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(DataError, match="the loss is nan at step 0"):
+        cold_start.train(RECIPE, model, table(), Tags(), steps=3)
+
+
+def test_layers_compile_once_for_all_shapes():
+    """As training on a GPU has it: whole layers, updates included, without a break, and the same loss."""
+    model, made = tiny(layers=5), table()
+    lora.attach(model, 4, 1.0)
+    feed = cold_start.Feed(made, Tags(), 1.0, "cpu")
+    picks = [np.arange(first, first + n) for first, n in ((0, 3), (9, 5), (20, 8))]
+    plain = [cold_start.loss_of(model, *feed.batch(pick)).item() for pick in picks]
+    compiled = CompileCounter()
+    for layer in model.model.layers:
+        layer.compile(dynamic=True, backend=compiled, fullgraph=True)
+    assert [cold_start.loss_of(model, *feed.batch(pick)).item() for pick in picks] == pytest.approx(plain, rel=1e-5)
+    # The first layer's input needs no gradient, those of the others do.
+    assert compiled.frame_count == 2
 
 
 def test_training_ends_by_steps_and_by_the_deadline():
