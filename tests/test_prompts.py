@@ -63,7 +63,11 @@ def test_ids_mean_the_rendered_string(name: str, phase: str, tokenizer: Tokenize
     template = prompts.template(phase, tokenizer, {})
     ids = template.fill(**{slot: tokenizer.encode(text) for slot, text in texts.items()})
     assert ids.dtype == np.uint32
-    assert len(ids) == template.tokens + sum(len(tokenizer.encode(t)) for t in texts.values())
+    sizes = {slot: len(tokenizer.encode(text)) for slot, text in texts.items()}
+    asked = template.slots.count("question")
+    assert len(ids) == template.tokens + sum(sizes[slot] for slot in template.slots)
+    assert template.asking(sizes["question"]) == template.tokens + asked * sizes["question"]
+    assert len(template.slots) == len(texts) + asked - 1
     assert tokenizer.decode(ids) == rendered(prompts.templates[phase], tokenizer, **texts)
     assert set(template.slots) == set(SLOTS[phase])
 
@@ -148,10 +152,10 @@ def test_a_chat_template_that_repeats_or_drops_a_message_is_refused(tiny_tokeniz
     tokenizer = Tokenizer.load(tiny_tokenizer)
     final = PromptSet.load("default").templates["final"]
     tokenizer.hf.chat_template = "{{ messages[0].content }}{{ messages[0].content }}"
-    with pytest.raises(ConfigError, match=r"shows the slot \{(question|memory)\} 2 times instead of once"):
+    with pytest.raises(ConfigError, match=r"shows the slot \{(question|memory)\} 2 times instead of 1"):
         Template.compile(final, tokenizer, {})
     tokenizer.hf.chat_template = "nothing"
-    with pytest.raises(ConfigError, match="0 times instead of once"):
+    with pytest.raises(ConfigError, match="0 times instead of 1"):
         Template.compile(final, tokenizer, {})
     tokenizer.hf.chat_template = None
     with pytest.raises(DataError, match="no chat template"):
@@ -177,8 +181,8 @@ def test_cached_order_is_a_prefix_over_turns(name: str, phase: str, tokenizer: T
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("    {question}", "    ?", r"final: the slot \{question\} must stand exactly once, not 0 times"),
-        ("    {question}", "    {question}{question}", r"final: the slot \{question\} must stand exactly once, not 2 times"),
+        ("    {question}", "    ?", r"final: the slot \{question\} must stand in it"),
+        ("    {memory}", "    {memory}{memory}", r"final: the slot \{memory\} must stand exactly once, not 2 times"),
         ("    {question}", "    {queston}", r"final: unknown slot \{queston\}; did you mean 'question'"),
         ("    {question}", "    {question}{chunk}", r"final: unknown slot \{chunk\}"),
         ("  final:", "  finale:", r"finale: unknown phase; did you mean 'final'"),

@@ -42,6 +42,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
 """The phases a set may define and the slots each must hold. `cached` phases put the chunk before the memory; `all` phases ask
 for no check signal; `gated` is GRU-Mem's and `recall` ReMemR1's."""
 _CACHED_ORDER = {"read_cached", "read_all_cached"}
+_REPEATABLE = ("question",)
+"""Slots that may be filled more than once: a small model that has read a section should hear the question again."""
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -133,8 +135,9 @@ def _messages(phase: str, body: Any, where: str) -> tuple[Message, ...]:
         if slot not in SLOTS[phase]:
             raise ConfigError(f"{where}: unknown slot {{{slot}}}; {nearest(slot, SLOTS[phase])}")
     for slot in SLOTS[phase]:
-        if found.count(slot) != 1:
-            raise ConfigError(f"{where}: the slot {{{slot}}} must stand exactly once, not {found.count(slot)} times")
+        if found.count(slot) != 1 and not (found.count(slot) and slot in _REPEATABLE):
+            how = "must stand in it" if slot in _REPEATABLE else f"must stand exactly once, not {found.count(slot)} times"
+            raise ConfigError(f"{where}: the slot {{{slot}}} {how}")
     if phase in _CACHED_ORDER and found.index("chunk") > found.index("memory"):
         raise ConfigError(f"{where}: {{chunk}} must stand before {{memory}}, or nothing can be cached")
     return messages
@@ -147,6 +150,7 @@ class Template:
     pieces: tuple[np.ndarray, ...]
     """Static ids around the slots, one more than there are slots."""
     slots: tuple[str, ...]
+    """In the order they are filled; the question may be among them more than once."""
 
     @classmethod
     def compile(cls, messages: tuple[Message, ...], tokenizer: Tokenizer, template_args: Mapping[str, Any]) -> Template:
@@ -158,19 +162,24 @@ class Template:
             return marks[match[1]]
 
         rendered = tokenizer.chat([{"role": m.role, "content": _SLOT.sub(mark, m.content)} for m in messages], **template_args)
-        slots = tuple(sorted(marks, key=lambda s: rendered.find(marks[s])))
-        for slot in slots:
-            if rendered.count(marks[slot]) != 1:
+        given = [slot for m in messages for slot in _SLOT.findall(m.content)]
+        for slot, marked in marks.items():
+            if rendered.count(marked) != given.count(slot):
                 raise ConfigError(
-                    f"the chat template shows the slot {{{slot}}} {rendered.count(marks[slot])} times instead of once"
+                    f"the chat template shows the slot {{{slot}}} {rendered.count(marked)} times instead of {given.count(slot)}"
                 )
-        texts = re.split("|".join(re.escape(m) for m in marks.values()), rendered)
-        return cls(tuple(tokenizer.encode_template(t) for t in texts), slots)
+        cut = re.compile("|".join(re.escape(m) for m in marks.values()))
+        slots = tuple(m[0][1:-1] for m in cut.finditer(rendered))
+        return cls(tuple(tokenizer.encode_template(t) for t in cut.split(rendered)), slots)
 
     @property
     def tokens(self) -> int:
         """Tokens of the static part."""
         return sum(len(p) for p in self.pieces)
+
+    def asking(self, question: int) -> int:
+        """Tokens of the static part and of a question of `question` tokens, as often as the text asks it."""
+        return self.tokens + self.slots.count("question") * question
 
     def fill(self, **parts: np.ndarray) -> np.ndarray:
         """The prompt: uint32 ids, shape (static + filled tokens,)."""

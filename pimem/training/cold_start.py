@@ -138,10 +138,6 @@ def train(
     device = str(next(model.parameters()).device)
     torch.manual_seed(config.seed)
     trained = lora.attach(model, config.rank, config.scale)
-    if "cuda" in device:
-        # One layer's code serves all of them, whatever the batch's shape.
-        for layer in model.model.layers:
-            layer.compile(dynamic=True)
     optimiser = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused="cuda" in device)
     feed = Feed(table, tokenizer, config.decision_weight, device)
     rng = np.random.default_rng(config.seed)

@@ -30,7 +30,7 @@ Cases = tuple[tuple[float, str, tuple[Any, ...]], ...]
 """Weight by number of examples, method of `Builder`, its arguments."""
 
 _FINALS: Cases = (
-    (26, "final", ("hotpotqa",)),
+    (32, "final", ("hotpotqa",)),
     (2.5, "final", ("needles",)),
     (2, "final", ("planted",)),
     (4, "final", ("chain",)),
@@ -45,18 +45,18 @@ _ANSWERS: Cases = (
 
 MIX: dict[Method, Cases] = {
     "pi_mem": (
-        (20, "read", ("hotpotqa", "none")),
-        (13, "read", ("hotpotqa", "partial")),
-        (6, "read", ("hotpotqa", "known")),
-        (22, "nothing", ("hotpotqa",)),
+        (22, "read", ("hotpotqa", "none")),
+        (18, "read", ("hotpotqa", "partial")),
+        (5, "read", ("hotpotqa", "known")),
+        (26, "nothing", ("hotpotqa",)),
         (17, "nothing", ("random",)),
-        (5, "read", ("needles", "none")),
-        (3, "read", ("needles", "partial")),
-        (2, "read", ("needles", "known")),
+        (4, "read", ("needles", "none")),
+        (2, "read", ("needles", "partial")),
+        (1.5, "read", ("needles", "known")),
         (4, "nothing", ("needles",)),
-        (5, "read", ("planted", "none")),
-        (1.5, "read", ("planted", "known")),
-        (4, "nothing", ("planted",)),
+        (3, "read", ("planted", "none")),
+        (1, "read", ("planted", "known")),
+        (2.5, "nothing", ("planted",)),
         (4, "read", ("chain", "none")),
         (3, "read", ("chain", "partial")),
         (0.5, "read", ("chain", "known")),

@@ -17,10 +17,7 @@ from pimem.errors import DataError
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with an update of its weight; its factors are float32, and the update zero at the start.
-
-    One class for all layers, not torch's parametrisation: that makes a class a layer, and every block would be compiled anew.
-    """
+    """A frozen linear layer with an update of its weight; its factors are float32, and the update zero at the start."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float):
         super().__init__()

@@ -120,7 +120,9 @@ class Workflow(ABC):
 
     def need(self, phase: str, room: int, parts: Mapping[str, int]) -> None:
         """Raises `BudgetError` where the phase's own text, its parts and `room` tokens to generate exceed the window."""
-        own = self.template(phase).tokens
+        template = self.template(phase)
+        own = template.tokens
+        parts = {**parts, "question": template.asking(parts["question"]) - own}
         total = own + sum(parts.values()) + room
         if total > self.window:
             said = ", ".join(f"{name} {n}" for name, n in {"prompt text": own, **parts, "to generate": room}.items())

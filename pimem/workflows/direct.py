@@ -22,7 +22,7 @@ class Vanilla(Workflow):
         self.need("answer", self.spec.answer_tokens, {"question": len(question_ids), "context": 1})
 
     async def _run(self, session: Session, context_ids: np.ndarray) -> None:
-        room = self.window - self.template("answer").tokens - len(session.question_ids) - self.spec.answer_tokens
+        room = self.window - self.template("answer").asking(len(session.question_ids)) - self.spec.answer_tokens
         kept = head_and_tail(context_ids, room)
         session.trace.dropped_tokens = len(context_ids) - len(kept)
         parts = {"question": session.question_ids, "context": kept}

@@ -116,7 +116,7 @@ class PiMem(Workflow):
         if not self.spec.merge:
             kept = [turn.memory_in] if turn.memory_in else []
             return "\n\n".join(kept + [o.text for o in observations])
-        room = self.window - self.spec.memory_tokens - self.template("merge").tokens - len(session.question_ids)
+        room = self.window - self.spec.memory_tokens - self.template("merge").asking(len(session.question_ids))
         memory = session.memory(self._memory_limit)
         while len(memory) + self._size(observations) > room:
             groups = self._groups(observations, room - len(self.empty_memory))

@@ -34,7 +34,7 @@ class Rag(Workflow):
         chunks = self.chunks(context_ids)
         trace.chunks = len(chunks)
         ranked = await asyncio.to_thread(self._rank, trace.question, chunks)
-        room = self.window - self.template("retrieved").tokens - len(session.question_ids) - spec.answer_tokens
+        room = self.window - self.template("retrieved").asking(len(session.question_ids)) - spec.answer_tokens
         between = self.tokenizer.encode("\n\n")
         passages: list[np.ndarray] = []
         for index in ranked[: spec.top]:
