@@ -1,8 +1,8 @@
 """The output layer only where a response token is predicted, instead of at every token of every prompt.
 
-verl takes log-probabilities at all places of a pack and then keeps those of the responses; with a vocabulary of 49,152, a hidden
-size of 576 and prompts fourteen times as long as responses, most of a pass is spent on numbers that are thrown away. Nothing that
-is kept changes; elsewhere log-probabilities and entropies are 0. Imported by verl in every process
+verl takes log-probabilities at all places of a pack and then keeps those of the responses; with a vocabulary of 49,152, a
+hidden size of 576 and prompts fourteen times as long as responses, much of a pass is spent on numbers that are thrown away.
+Nothing that is kept changes; elsewhere log-probabilities and entropies are 0. Imported by verl in every process
 (`actor_rollout_ref.model.external_lib`), after which its fused output layer leaves out the places this engine marks.
 """
 
@@ -22,8 +22,8 @@ IGNORED = -100
 def labels(following: torch.Tensor, ends: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
     """`following` with `IGNORED` wherever no response token is predicted.
 
-    `following`: the token after each one of a pack, (1, tokens), perhaps with padding at its end; `ends`: where each row ends, in
-    tokens from the pack's start; `responses`: tokens of each row's response, fewer than the row has.
+    `following`: the token after each one of a pack, (1, tokens), perhaps with padding at its end; `ends`: where each row ends,
+    in tokens from the pack's start; `responses`: tokens of each row's response, fewer than the row has.
     """
     # The log-probability of the token at p is computed at p - 1: a response is read at its length's places before the last one.
     steps = torch.zeros(following.shape[-1] + 1, dtype=torch.int32, device=following.device)
@@ -43,7 +43,7 @@ def marked(inputs: dict[str, Any], micro_batch: Any) -> dict[str, Any]:
 
 
 def only_marked(whole: Any, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, temperature: float) -> Any:
-    """`whole`, verl's fused output layer, at the labelled places alone. Returns log-probabilities and entropies in `ids`' shape."""
+    """`whole`, verl's fused output layer, at the labelled places alone: log-probabilities and entropies in `ids`' shape."""
     at = torch.nonzero(ids.reshape(-1) != IGNORED).reshape(-1)
     found = whole(hidden.reshape(-1, hidden.shape[-1])[at], weights, ids.reshape(-1)[at], temperature)
     return tuple(x.new_zeros(ids.numel()).index_copy(0, at, x).reshape(ids.shape) for x in found)

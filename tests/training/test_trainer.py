@@ -124,9 +124,7 @@ def test_every_update_is_a_mini_batch_of_the_plan(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("name", ["_compute_old_log_prob", "_compute_ref_log_prob"])
-def test_a_pass_without_gradients_is_given_tokens_alone(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_pass_without_gradients_is_given_tokens_alone(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     given: list[Any] = []
     monkeypatch.setattr(PPOTrainerSync, name, lambda _, batch, metrics: given.append(batch.fields) or batch)
     batch = batch_of(["a_0_0"])
