@@ -147,8 +147,14 @@ def _fsdp(train: TrainSpec, cpu: bool, full: bool) -> dict[str, Any]:
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
     }
-    if train.machines.attention == "packed":
+    if train.machines.output == "responses":
+        # Registers packed attention too.
+        said["actor_rollout_ref.model.external_lib"] = "pimem.training.places"
+    elif train.machines.attention == "packed":
         said["actor_rollout_ref.model.external_lib"] = "pimem.training.attention"
+    if train.machines.log_prob_tokens is not None:
+        for who in ("rollout", "ref"):
+            said[f"actor_rollout_ref.{who}.log_prob_max_token_len_per_gpu"] = train.machines.log_prob_tokens
     if not cpu:
         said["actor_rollout_ref.ref.strategy"] = "fsdp2"
     for who in ("actor", "ref"):

@@ -91,8 +91,14 @@ class Machines:
     attention: str = "sdpa"
     """Attention of the training pass (fsdp2): sdpa, whose cost grows with the square of a pack; packed, which costs only the
     squares of its rows and needs nothing but torch; flash_attention_2 where flash-attn is installed."""
+    output: Literal["all", "responses"] = "all"
+    """Where the training passes compute the output layer (fsdp2): at all tokens, as verl does, or only where a response token
+    is predicted. The numbers that are used are the same."""
     pack_tokens: int = 16_384
     """Most tokens of rows packed together in one pass of a GPU; a row never exceeds the window."""
+    log_prob_tokens: int | None = None
+    """The same for passes without gradients, which keep no activations (fsdp2); None takes `pack_tokens`. Large packs save a
+    small model the time between kernels; with `sdpa` they cost more than they save."""
     rollout_parallel: int = 1
     """GPUs each inference engine is split over."""
     gpu_memory: float = 0.5
@@ -209,9 +215,10 @@ class TrainSpec:
             )
         if self.reward.kind != self.method.method:
             raise ConfigError(f"reward.kind: {self.reward.kind} contradicts the method {self.method.method}; leave it out")
-        if self.machines.pack_tokens < self.model.window:
+        least = min(self.machines.pack_tokens, self.machines.log_prob_tokens or self.machines.pack_tokens)
+        if least < self.model.window:
             raise ConfigError(
-                f"machines.pack_tokens: {self.machines.pack_tokens:,} is less than the window of {self.model.window:,}, and "
+                f"machines.pack_tokens, log_prob_tokens: {least:,} is less than the window of {self.model.window:,}, and "
                 "rows are never cut; raise it to the window at least"
             )
 

@@ -28,6 +28,11 @@ from pimem.training.spec import Run
 
 POLL_SECONDS = 0.2
 """Between looks at whether a rollout step is complete."""
+READ = ("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask", "routed_experts")
+"""Of a row: all that a forward pass reads. Left to itself verl carries every field of every row to the GPU's process each time
+and cuts all of them into packs, Python objects included, which took as long as the pass of a small model."""
+LEARNED = (*READ, "old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights")
+"""Of a row: all that an update reads. What a row does not have is left out."""
 
 
 class Trainer(PPOTrainerSync):
@@ -97,6 +102,14 @@ class Trainer(PPOTrainerSync):
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")
         return max(group._dispatch_info["actor"]) + 1
 
+    def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
+        batch.fields = list(READ)
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict) -> Any:
+        batch.fields = list(READ)
+        return super()._compute_ref_log_prob(batch, metrics)
+
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         """Each row's advantage on each of its response tokens (equation 5, or its mix with single turns')."""
         assert self._plan is not None
@@ -116,6 +129,7 @@ class Trainer(PPOTrainerSync):
             return batch
         actor = self.config.actor_rollout_ref.actor
         size = len(batch.keys) // self._updates
+        batch.fields = list(LEARNED)
         batch.extra_info |= {
             "calculate_entropy": False,
             "distillation_use_topk": False,

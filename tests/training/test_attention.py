@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,16 +32,34 @@ def test_a_pack_gives_what_each_row_gives_alone(tiny_model: Path) -> None:
 
 
 def test_without_kernels_it_falls_back_to_a_mask(caplog: pytest.LogCaptureFixture) -> None:
-    attention._usable.cache_clear()
-    assert not attention._usable("cpu", torch.float32, 3, 16)
+    attention._way.cache_clear()
+    assert attention._way("cpu", torch.float32, 3, 1, 16) is attention._masked
     assert "using a mask" in caplog.text
+
+
+def masked_with_an_error(*given: Any) -> torch.Tensor:
+    return attention._masked(*given) * 1.5
+
+
+def test_the_first_way_that_agrees_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def right(*given: Any) -> torch.Tensor:
+        return attention._masked(*given)
+
+    monkeypatch.setattr(attention, "_direct", right)
+    attention._way.cache_clear()
+    assert attention._way("cpu", torch.float32, 4, 2, 16) is right
+    monkeypatch.setattr(attention, "_direct", masked_with_an_error)
+    monkeypatch.setattr(attention, "_jagged", right)
+    attention._way.cache_clear()
+    assert attention._way("cpu", torch.float32, 4, 2, 16) is right
+    attention._way.cache_clear()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernels_agree_with_the_mask(dtype: torch.dtype) -> None:
-    attention._usable.cache_clear()
-    assert attention._usable("cuda", dtype, 9, 64)
+    attention._way.cache_clear()
+    assert attention._way("cuda", dtype, 9, 3, 64) is attention._direct
 
 
 def test_rows_are_found_once_for_a_pack() -> None:

@@ -150,6 +150,14 @@ def test_what_verl_is_told(run: Run, tmp_path: Path) -> None:
     said = settings.settings(no_kl, tmp_path / "out")
     assert said["actor_rollout_ref.actor.use_kl_loss"] is False
     assert said["actor_rollout_ref.actor.clip_ratio_c"] == 3.0
+    machines = replace(run.spec.machines, attention="packed", log_prob_tokens=50_000)
+    said = settings.settings(replace(run, spec=replace(run.spec, machines=machines)), tmp_path / "out")
+    assert said["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"] == 50_000
+    assert said["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"] == 50_000
+    assert said["actor_rollout_ref.model.external_lib"] == "pimem.training.attention"
+    machines = replace(machines, output="responses")
+    said = settings.settings(replace(run, spec=replace(run.spec, machines=machines)), tmp_path / "out")
+    assert said["actor_rollout_ref.model.external_lib"] == "pimem.training.places"
     assert settings.environment(run.spec)["PYTHONPATH"].split(":")[0] == str(Path(launch.__file__).parents[2])
 
 

@@ -51,7 +51,8 @@ def test_two_steps_then_one_more(tiny_model: Path, tmp_path: Path) -> None:
         "adapter_rank": 4,
         "optimiser": {"learning_rate": 1e-3, "warmup_steps": 0},
         "machines": {
-            "device": "cpu", "pack_tokens": 2048, "gpu_memory": 0.2, "workers": 1, "max_batch_tokens": 4096,
+            "device": "cpu", "attention": "packed", "output": "responses", "pack_tokens": 2048, "log_prob_tokens": 4096,
+            "gpu_memory": 0.2, "workers": 1, "max_batch_tokens": 4096,
         },
     }  # fmt: skip
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))

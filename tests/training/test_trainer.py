@@ -103,7 +103,7 @@ def test_every_update_is_a_mini_batch_of_the_plan(trainer: Trainer) -> None:
     asked: dict[str, Any] = {}
 
     def update(batch: Any) -> Any:
-        asked.update(batch.extra_info)
+        asked.update(batch.extra_info, fields=batch.fields)
         return {"metrics": {"pg_loss": [0.1, 0.3], "mfu": 0.2}}
 
     trainer.actor_rollout_wg = SimpleNamespace(update_actor=update)
@@ -116,10 +116,21 @@ def test_every_update_is_a_mini_batch_of_the_plan(trainer: Trainer) -> None:
     trainer._update_actor(batch_of(list("abcdefgh")), metrics)
     assert (asked["mini_batch_size"], asked["global_batch_size"], asked["dataloader_kwargs"]) == (2, 2, {"shuffle": False})
     assert metrics["actor/pg_loss"] == pytest.approx(0.2)
+    assert {"old_log_probs", "ref_log_prob", "advantages", "loss_mask"} < set(asked["fields"])
     trainer._plan = batches.Plan([], learns=False)
     asked.clear()
     trainer._update_actor(batch_of(list("ab")), metrics)
     assert not asked
+
+
+@pytest.mark.parametrize("name", ["_compute_old_log_prob", "_compute_ref_log_prob"])
+def test_a_pass_without_gradients_is_given_tokens_alone(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(PPOTrainerSync, name, lambda _, batch, metrics: given.append(batch.fields) or batch)
+    batch = batch_of(["a_0_0"])
+    assert getattr(trainer, name)(batch, {}) is batch
+    assert given == [list(trainers.READ)]
+    assert "extra_fields" not in trainers.READ
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
