@@ -216,6 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     adapter = lora.tensors(model)
     lora.detach(model)
     lora.apply(model, adapter, config.scale)
+    # Judging takes far less memory than training, and other work may be waiting for the rest.
+    torch.cuda.empty_cache()
     judge.write(model, tokenizer, Table.load(args.data / "eval.xz"), config, args.out)
 
 
