@@ -12,11 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pimem import data, multiple_choice
-from pimem.config import TaskSpec
+from pimem.config import METHODS, SamplingSpec, TaskSpec, method_spec
+from pimem.engines.scripted import Scripted
 from pimem.errors import ConfigError, DataError
+from pimem.prompts import PromptSet
 from pimem.records import Sample
+from pimem.scoring import score
 from pimem.tasks.base import build
 from pimem.tokens import Tokenizer
+from pimem.workflows.base import SampleRecorder
+from pimem.workflows.base import build as build_workflow
 
 
 def item(number: int, **changes: Any) -> dict[str, Any]:
@@ -182,3 +187,34 @@ def test_a_set_is_fetched_from_a_path_and_damage_is_found(
 def test_a_wrong_parameter_names_the_right_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="unknown key 'fil'; did you mean 'file'"):
         build(TaskSpec("longbench_v2", 9, 42, {"fil": "x"}), tokenizer)
+
+
+EVERYTHING = [
+    *((method, {}) for method in METHODS),
+    ("pi_mem", {"max_turns": 1}),
+    ("vanilla", {"context": "none"}),
+    ("vanilla", {"reasoning_tokens": 64}),
+    ("vanilla", {"prompt_tokens": 900, "cut": "prompt"}),
+    ("rag", {"order": "text"}),
+]
+
+
+@pytest.mark.parametrize(("method", "fields"), EVERYTHING)
+async def test_every_method_and_variant_answers_with_a_letter_that_is_scored(
+    tmp_path: Path, tokenizer: Tokenizer, method: str, fields: dict[str, Any]
+) -> None:
+    (sample,) = samples(written(tmp_path, [item(40)]), tokenizer, n=1, ask="nothing")
+    sizes = {} if method in ("vanilla", "yarn") else {"chunk_tokens": 900 if method != "rag" else 100}
+    sampling = SamplingSpec(temperature=0.1, top_p=1.0)
+    prompts = PromptSet.load("longbench_v2")
+    workflow = build_workflow(method_spec(method, {**sizes, **fields}), prompts, tokenizer, 8192, sampling)
+
+    def reader(key: Any, prompt: np.ndarray) -> str:
+        if key.phase in ("final", "answer"):
+            return "The correct answer is (A)."
+        return "<check>yes</check><update>Keeper A40</update><next>continue</next>" if key.turn < 2 else "<check>no</check>"
+
+    trace = await workflow.run(sample.question, sample.context_ids, Scripted(reader), SampleRecorder(sample.id))
+    assert trace.status == "answered", trace.failure
+    assert score(trace, sample.answers, prompts.answer_form, "accuracy")["accuracy"] == 1.0
+    assert {call.sampling.temperature for call in trace.calls()} == {0.1}
