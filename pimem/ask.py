@@ -70,6 +70,7 @@ def ask(
     semantics: str = "paper",
     model: str = DEFAULT_MODEL,
     window: int | None = None,
+    yarn: float = 1.0,
     prompts: str | None = None,
     engine: EngineSpec | None = None,
     temperature: float = 0.0,
@@ -83,10 +84,13 @@ def ask(
         raise ConfigError(f"unknown method {method!r}; {nearest(method, METHODS)}")
     small = SMALL.get(model)
     if window is None:
-        window = small[0] if small else models.window_of(models.resolve(ModelSpec(model, window=1), weights=False))
+        own = (
+            small[0] * yarn if small else models.window_of(models.resolve(ModelSpec(model, window=1, yarn=yarn), weights=False))
+        )
+        window = int(own) if own else None
     if window is None:
         raise ConfigError(f"model {model!r} does not say how long its window is; give --window")
-    weights = ModelSpec(model, window=window)
+    weights = ModelSpec(model, window=window, yarn=yarn)
     return answer(
         files,
         question,

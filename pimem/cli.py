@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--method", default="pi_mem", help=f"one of {', '.join(METHODS)}; default pi_mem")
     ask.add_argument("--model", default=DEFAULT_MODEL, help="a name from `pimem models list`, a folder, or a hub id")
     ask.add_argument("--window", type=int, help="most tokens of one call; default 2,048 for the default model, else all it has")
+    ask.add_argument(
+        "--yarn", type=float, default=1.0, metavar="FACTOR", help="extend the model's window by YaRN; 1, the default, does not"
+    )
     ask.add_argument("--prompts", help="a shipped prompt set or a folder; default fits the model's size")
     ask.add_argument("--semantics", default="paper", help=f"{' or '.join(SEMANTICS)}; see DEVIATIONS.md")
     ask.add_argument(
@@ -139,6 +142,7 @@ def _ask(args: argparse.Namespace) -> None:
         semantics=args.semantics,
         model=args.model,
         window=args.window,
+        yarn=args.yarn,
         prompts=args.prompts,
         engine=engine,
         temperature=args.temperature,

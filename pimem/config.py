@@ -29,14 +29,21 @@ class ModelSpec:
     revision: str | None = None
     """Hub revision (a commit); None takes the cached or newest one, and the manifest records which."""
     window: int = 2048
-    """Most prompt plus generated tokens of one call. May be smaller than the model's own window, never larger."""
+    """Most prompt plus generated tokens of one call. May be smaller than the model's own window; larger only with `yarn` or
+    `beyond`."""
+    yarn: float = 1.0
+    """Factor by which YaRN extends the model's own window; 1 leaves the model as it is, the paper has 4."""
+    beyond: bool = False
+    """Serve `window` although the model was made for less, its positions going on unscaled, as the released Vanilla does."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Arithmetic of the weights."""
     template_args: dict[str, Any] = field(default_factory=lambda: {"enable_thinking": False})
     """Arguments of the chat template; thinking is off as in the paper."""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "window")
+        at_least(self, 1, "window", "yarn")
+        if self.yarn > 1 and self.beyond:
+            raise ConfigError("beyond: positions beyond what YaRN scales have no meaning; raise the factor in yarn instead")
 
 
 @dataclass(frozen=True)
@@ -191,16 +198,42 @@ class ReMemR1Spec:
 
 
 @dataclass(frozen=True)
-class VanillaSpec:
-    """The model alone, over as much of the context as its window holds: head and tail kept, the middle cut."""
+class DirectSpec:
+    """What the model alone is asked, over as much of the context as its window holds."""
 
-    method: Literal["vanilla"] = "vanilla"
-    """Discriminates the method."""
     answer_tokens: int = 1024
-    """Most tokens of the answer."""
+    """Most tokens of the answer; LongBench v2 has 128."""
+    context: Literal["whole", "none"] = "whole"
+    """none asks the bare question, which measures what the model knows by heart (LongBench v2)."""
+    prompt_tokens: int = 0
+    """Most tokens of the whole prompt, its middle cut; 0 takes what the window leaves. LongBench v2 has 120,000."""
+    cut: Literal["context", "prompt"] = "context"
+    """What keeps as much of its head as of its tail: the context, or the whole prompt as in LongBench v2."""
+    reasoning_tokens: int = 0
+    """Tokens of a first call that thinks step by step, after which the answer is asked for without the context; 0 makes
+    none. LongBench v2 has 1,024."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "answer_tokens")
+        at_least(self, 0, "prompt_tokens", "reasoning_tokens")
+        if self.context == "none" and self.reasoning_tokens:
+            raise ConfigError("reasoning_tokens: there is no prompt for thinking without a context; set it to 0")
+
+
+@dataclass(frozen=True)
+class VanillaSpec(DirectSpec):
+    """The model alone, in the window it was made for."""
+
+    method: Literal["vanilla"] = "vanilla"
+    """Discriminates the method."""
+
+
+@dataclass(frozen=True)
+class YarnSpec(DirectSpec):
+    """The model alone, in a window that YaRN extends (`ModelSpec.yarn`)."""
+
+    method: Literal["yarn"] = "yarn"
+    """Discriminates the method."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +246,11 @@ class RagSpec:
     """Tokens of one window; the released code has 2,000 whatever the other methods use."""
     top: int = 6
     """Windows retrieved."""
+    order: Literal["score", "text"] = "score"
+    """Best first, or in the order of the text as in LongBench v2."""
+    bm25: Literal["lucene", "okapi"] = "lucene"
+    """Inverse document frequency: lucene is never negative; okapi, as released, lifts what is negative to a quarter of the
+    mean, which sets words of most windows above rarer ones."""
     answer_tokens: int = 1024
     """Most tokens of the answer."""
 
@@ -220,7 +258,7 @@ class RagSpec:
         at_least(self, 1, "chunk_tokens", "top", "answer_tokens")
 
 
-MethodSpec = PiMemSpec | MemAgentSpec | ReMemR1Spec | GruMemSpec | VanillaSpec | RagSpec
+MethodSpec = PiMemSpec | MemAgentSpec | ReMemR1Spec | GruMemSpec | VanillaSpec | YarnSpec | RagSpec
 
 SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {},
@@ -228,10 +266,16 @@ SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
         "pi_mem": {"check_rule": "lenient", "labels": "renumbered", "on_failure": "continue"},
         "mem_agent": {"on_failure": "continue"},
         "rememr1": {"memory": "response", "on_failure": "continue"},
-        "rag": {"chunk_tokens": 2000},
+        "rag": {"chunk_tokens": 2000, "bm25": "okapi"},
+    },
+    "official": {
+        "vanilla": {"answer_tokens": 128, "prompt_tokens": 120_000, "cut": "prompt"},
+        "yarn": {"answer_tokens": 128, "prompt_tokens": 120_000, "cut": "prompt"},
+        "rag": {"answer_tokens": 128, "order": "text"},
     },
 }
-"""Presets over method fields: the paper's text, and what the authors' released code does instead (DEVIATIONS.md)."""
+"""Presets over method fields: the paper's text, what the authors' released code does instead (DEVIATIONS.md), and LongBench
+v2's own protocol."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +325,14 @@ class RunSpec:
     """The sampling."""
     prompts: str = "default"
     """A prompt set that ships with the package, or a folder that holds one."""
+
+    def __post_init__(self) -> None:
+        if self.method.method == "yarn" and self.model.yarn == 1:
+            raise ConfigError(
+                "method: yarn over a model with yarn=1 is vanilla; give the model's yarn a factor, the paper has 4"
+            )
+        if self.method.method == "vanilla" and self.model.yarn > 1:
+            raise ConfigError(f"method: vanilla over a model with yarn={self.model.yarn:g} is yarn; name that method instead")
 
 
 def method_spec(method: str, fields: Mapping[str, Any] | None = None, semantics: str = "paper") -> MethodSpec:

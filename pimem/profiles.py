@@ -19,9 +19,11 @@ from pimem.config import (
     Execution,
     MethodSpec,
     ModelSpec,
+    PiMemSpec,
     RunSpec,
     SamplingSpec,
     TaskSpec,
+    as_dict,
     build,
     load_yaml,
     method_spec,
@@ -29,6 +31,28 @@ from pimem.config import (
 from pimem.errors import ConfigError, nearest
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method under other settings than the profile's; its name stands among the methods that a notebook runs."""
+
+    method: str
+    """The method."""
+    label: str = ""
+    """Stands behind the method's name in tables; two rows of one method need different ones."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the method, on top of the profile's own for it."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the task, on top of the section's."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model, on top of the profile's: the window and factor of YaRN, say."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Fields of the sampling, on top of the profile's."""
+    prompts: str = ""
+    """The prompt set; empty takes the notebook's."""
+    semantics: str = ""
+    """The preset under the method's fields, in place of the profile's fields; empty takes both from the profile."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +68,11 @@ class Section:
     samples_at: dict[str, int] = field(default_factory=dict)
     """Length to samples a cell, for lengths that get another number."""
     methods: tuple[str, ...] = ()
-    """Methods compared; empty takes all of the profile."""
+    """Methods and variants compared; empty takes all methods of the profile."""
+    turns: tuple[int, ...] = ()
+    """PI-Mem is run with each of these K, labelled so; empty takes the method's own."""
+    prompts: str = ""
+    """The prompt set, or a folder with one; empty takes the profile's."""
     seed: int = 42
     """Seed of the samples."""
     question: str = ""
@@ -74,6 +102,8 @@ class Profile:
     """Method name to the fields that differ from the method's defaults."""
     notebooks: dict[str, Section]
     """Notebook name, without suffix, to what it runs; in the order they are executed."""
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """Methods under other settings, by names of their own."""
     model: ModelSpec = field(default_factory=ModelSpec)
     """The weights."""
     engine: EngineSpec = field(default_factory=EngineSpec)
@@ -111,6 +141,13 @@ class Profile:
             raise ConfigError(f"{path}: parallel={profile.parallel}; at least one notebook must run at a time")
         for method in profile.methods:
             profile.method(method)
+        for name in profile.variants:
+            if name in METHODS:
+                raise ConfigError(f"{path}: variants: {name!r} is the name of a method; give the variant another one")
+            try:
+                profile._run(name, TaskSpec(), "")
+            except ConfigError as error:
+                raise ConfigError(f"{path}: variants.{name}: {error}") from None
         for notebook, section in profile.notebooks.items():
             profile.check(section, f"{path}: notebooks.{notebook}")
         return profile
@@ -125,14 +162,17 @@ class Profile:
     def check(self, section: Section, where: str) -> None:
         """Raises `ConfigError` for a section that names an unknown method or asks for nothing sensible."""
         for method in section.methods:
-            self.method(method)
+            if method not in self.variants:
+                self.method(method)
         if section.tasks and (section.samples < 1 or not section.lengths or min(section.lengths) < 1):
             raise ConfigError(
                 f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}"
             )
         if section.tasks and not (section.methods or self.methods):
             raise ConfigError(f"{where}: tasks need methods, and neither the section nor the profile names one")
-        for what, listed in (("lengths", section.lengths), ("methods", section.methods)):
+        if section.turns and min(section.turns) < 1:
+            raise ConfigError(f"{where}: turns: {list(section.turns)}; PI-Mem needs at least one turn")
+        for what, listed in (("lengths", section.lengths), ("methods", section.methods), ("turns", section.turns)):
             if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
                 raise ConfigError(f"{where}: {what}: {twice[0]!r} stands there twice; one cell cannot be run as two")
         for length, samples in section.samples_at.items():
@@ -160,13 +200,33 @@ class Profile:
 
     def run_specs(self, section: Section) -> Iterator[RunSpec]:
         """The runs of a section: task by task, length by length, method by method."""
+        return (spec for spec, _ in self.labelled(section))
+
+    def labelled(self, section: Section) -> Iterator[tuple[RunSpec, str]]:
+        """The runs of a section, each with what stands behind its method's name in tables."""
         for task, params in section.tasks.items():
             for length in section.lengths:
-                for method in section.methods or tuple(self.methods):
-                    yield RunSpec(
-                        method=self.method(method),
-                        model=self.model,
-                        task=TaskSpec(task, length, section.seed, params),
-                        sampling=self.sampling,
-                        prompts=self.prompts,
-                    )
+                for name in section.methods or tuple(self.methods):
+                    spec, label = self._run(name, TaskSpec(task, length, section.seed, params), section.prompts)
+                    if not (section.turns and isinstance(spec.method, PiMemSpec)):
+                        yield spec, label
+                        continue
+                    for turns in section.turns:
+                        method = replace(spec.method, max_turns=turns)
+                        yield replace(spec, method=method), ", ".join(filter(None, (label, f"K={turns}")))
+
+    def _run(self, name: str, task: TaskSpec, prompts: str) -> tuple[RunSpec, str]:
+        """The run of a method or variant over a task, and its label."""
+        prompts = prompts or self.prompts
+        if name not in self.variants:
+            return RunSpec(self.method(name), self.model, task, self.sampling, prompts), ""
+        variant = self.variants[name]
+        own = {} if variant.semantics else self.methods.get(variant.method, {})
+        run = RunSpec(
+            method=method_spec(variant.method, {**own, **variant.fields}, variant.semantics or self.semantics),
+            model=build(ModelSpec, {**as_dict(self.model), **variant.model}, "model"),
+            task=replace(task, params={**task.params, **variant.params}),
+            sampling=build(SamplingSpec, {**as_dict(self.sampling), **variant.sampling}, "sampling"),
+            prompts=variant.prompts or prompts,
+        )
+        return run, variant.label

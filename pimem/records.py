@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Phase = Literal["read", "merge", "update", "final", "answer"]
-"""read and merge: PI-Mem; update: a step of MemAgent, GRU-Mem or ReMemR1; final: answer from memory; answer: answer from the
-text itself."""
+Phase = Literal["read", "merge", "update", "final", "reason", "answer"]
+"""read and merge: PI-Mem; update: a step of MemAgent, GRU-Mem or ReMemR1; final: answer from memory; reason: thinking about
+the text before an answer; answer: answer from the text itself, from such thinking, or from nothing."""
 
 Check = Literal["yes", "no", "malformed", "failed"]
 """The value of a read's check tag or of an update gate; `malformed` has no readable one, `failed` has no response at all."""
@@ -134,6 +134,8 @@ class Trace:
     memory: str = ""
     """Final memory; empty for methods without one, and where nothing was ever found."""
     turns: list[Turn] = field(default_factory=list)
+    reasoning: Call | None = None
+    """The call that thought step by step before the answer, where one was asked for."""
     last: Call | None = None
     """The final or answer call."""
     turns_used: int = 0
@@ -156,7 +158,7 @@ class Trace:
     def calls(self) -> list[Call]:
         """Every call in the order of the algorithm."""
         out = [call for turn in self.turns for call in (*turn.reads, *turn.merges)]
-        return [*out, self.last] if self.last else out
+        return [*out, *(call for call in (self.reasoning, self.last) if call)]
 
 
 class Evidence(NamedTuple):
@@ -226,7 +228,8 @@ def trace_from_json(data: Mapping[str, Any]) -> Trace:
         )
         for turn in data["turns"]
     ]
-    return Trace(**{**data, "turns": turns, "last": call_from_json(data["last"]) if data["last"] else None})
+    single = {name: call_from_json(data[name]) if data.get(name) else None for name in ("reasoning", "last")}
+    return Trace(**{**data, "turns": turns, **single})
 
 
 def sample_from_json(data: Mapping[str, Any]) -> Sample:

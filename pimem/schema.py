@@ -213,9 +213,11 @@ def _whole(value: Any) -> Any:
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, by field name."""
+    docs: dict[str, str] = {}
+    for base in cls.__bases__:
+        docs |= field_docs(base) if dataclasses.is_dataclass(base) else {}
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs: dict[str, str] = {}
     for statement, after in zip(body.body, body.body[1:], strict=False):
         match statement, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

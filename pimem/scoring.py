@@ -15,14 +15,18 @@ from typing import Literal, get_args
 from pimem.errors import ConfigError, DataError, nearest
 from pimem.records import Trace
 
-AnswerForm = Literal["boxed", "phrase", "plain"]
-"""How a prompt set asks for the answer: in \\boxed{}, after the words "the answer is", or as the bare response."""
+AnswerForm = Literal["boxed", "phrase", "plain", "choice"]
+"""How a prompt set asks for the answer: in \\boxed{}, after the words "the answer is", as the bare response, or as a letter in
+LongBench v2's sentence."""
 
 WITHOUT_MEMORY = frozenset({"vanilla", "yarn", "rag"})
 """Methods for which memory coverage does not exist."""
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
 _PHRASE = re.compile(r"the\s+answer\s+is\b", re.IGNORECASE)
+_SENTENCES = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(r"The correct answer is ([A-D])"))
+_CHOICE = re.compile(r"\W*([A-Da-d])(?:\W*|[).:]\W.*)", re.DOTALL)
+_LETTER = re.compile(r"\b[A-D]\b")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = frozenset({"yes", "no", "noanswer"})
@@ -33,7 +37,8 @@ def extract(text: str, form: AnswerForm) -> str | None:
 
     boxed: the content of the last `\\boxed{...}` whose braces close, so a box cut off at the token limit never hides an
     earlier complete one; LaTeX inside stays as it is. phrase: what follows the last "the answer is", without asterisks,
-    leading colon and trailing period. plain: the first line that is not blank. Raises `ConfigError` for another form.
+    leading colon and trailing period. plain: the first line that is not blank. choice: the letter as LongBench v2 extracts it
+    (`official_choice`). Raises `ConfigError` for another form.
     """
     if form not in _EXTRACTORS:
         raise ConfigError(f"unknown answer form {form!r}; {nearest(str(form), _EXTRACTORS)}")
@@ -66,7 +71,25 @@ def _plain(text: str) -> str | None:
     return text.strip().partition("\n")[0]
 
 
-_EXTRACTORS: dict[str, Callable[[str], str | None]] = {"boxed": _boxed, "phrase": _phrase, "plain": _plain}
+def official_choice(text: str) -> str | None:
+    """The letter as LongBench v2's own evaluation extracts it; None, which is wrong, for every other wording.
+
+    Asterisks are taken out; the first "The correct answer is (X)" counts, without one the first "The correct answer is X".
+    Case matters, and nothing may stand between "is" and the letter.
+    """
+    text = text.replace("*", "")
+    for sentence in _SENTENCES:
+        if found := sentence.search(text):
+            return found[1]
+    return None
+
+
+_EXTRACTORS: dict[str, Callable[[str], str | None]] = {
+    "boxed": _boxed,
+    "phrase": _phrase,
+    "plain": _plain,
+    "choice": official_choice,
+}
 assert set(_EXTRACTORS) == set(get_args(AnswerForm))
 
 
@@ -159,21 +182,57 @@ def _score_all_of(response: str, answers: Sequence[str], form: AnswerForm) -> di
     return {"multi_recall": multi_recall(answer, answers), "extracted": float(answer is not None)}
 
 
+def choice(response: str, form: AnswerForm) -> str | None:
+    """The letter that a response chooses in the form it was asked for; None where it chooses none.
+
+    In another form than `choice` the extracted answer must be a letter, bracketed or not, or begin with one that a bracket,
+    period or colon sets off: "B", "(b)", "B. Brest".
+    """
+    answer = extract(response, form)
+    found = _CHOICE.fullmatch(answer) if answer else None
+    return found[1].upper() if found else None
+
+
+def released_choice(response: str, form: AnswerForm) -> str | None:
+    """The letter as the authors' released code reads it: the official sentence, else the boxed or extracted answer, else the
+    response itself, of which the first letter from A to D that stands alone counts; an article "A" is such a letter.
+    """
+    if letter := official_choice(response):
+        return letter
+    answer = _boxed(response) or (extract(response, form) if form != "choice" else None) or response
+    bare = answer.strip(string.punctuation + string.whitespace)
+    if len(bare) == 1 and bare.upper() in "ABCD":
+        return bare.upper()
+    found = _LETTER.search(answer)
+    return found[0] if found else None
+
+
+def _score_choice(response: str, answers: Sequence[str], form: AnswerForm) -> dict[str, float]:
+    letter = choice(response, form)
+    return {
+        "accuracy": float(letter in answers),
+        "accuracy_released": float(released_choice(response, form) in answers),
+        "extracted": float(letter is not None),
+    }
+
+
 METRICS: dict[str, Callable[[str, Sequence[str], AnswerForm], dict[str, float]]] = {
     "sub_em": _score_one_of,
     "multi_recall": _score_all_of,
+    "accuracy": _score_choice,
 }
-"""Primary metric of a task -> what is computed with it. sub_em: answers are alternatives; multi_recall: all are asked for."""
+"""Primary metric of a task -> what is computed with it. sub_em: answers are alternatives; multi_recall: all are asked for;
+accuracy: the answer is the letter of a choice."""
 
 
 def score(trace: Trace, answers: Sequence[str], form: AnswerForm, metric: str) -> dict[str, float]:
     """Every score of one trace, by metric name, in 0..1.
 
-    `sub_em` also gives `sub_em_strict`, `em` and `f1`; both metrics give `extracted` (1 where the response holds an answer
-    in the form asked for) and, for methods with a memory, `coverage`: `holds_any` under `sub_em`, the share of answers in
-    the final memory under `multi_recall`. A bare response to a question with several answers is taken whole, since lists
-    run over lines. A failed trace scores 0 throughout and so stays in the denominator; the released evaluation leaves it
-    out.
+    `sub_em` also gives `sub_em_strict`, `em` and `f1`, `accuracy` also `accuracy_released`; every metric gives `extracted` (1
+    where the response holds an answer in the form asked for) and, for methods with a memory, `coverage`: `holds_any` under
+    `sub_em`, the share of answers in the final memory under `multi_recall`; none under `accuracy`, where a letter in a memory
+    means nothing. A bare response to a question with several answers is taken whole, since lists run over lines. A failed trace
+    scores 0 throughout and so stays in the denominator; the released evaluation leaves it out.
     Raises `ConfigError` for an unknown form or metric and `DataError` for answers that are missing or blank.
     """
     if metric not in METRICS:
@@ -181,7 +240,7 @@ def score(trace: Trace, answers: Sequence[str], form: AnswerForm, metric: str) -
     if isinstance(answers, str) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
         raise DataError(f"sample {trace.sample}: gold answers must be a list of texts that are not blank, got {answers!r}")
     scores = METRICS[metric](trace.response, answers, form)
-    if trace.method not in WITHOUT_MEMORY:
+    if trace.method not in WITHOUT_MEMORY and metric != "accuracy":
         scores["coverage"] = (coverage if metric == "multi_recall" else holds_any)(trace.memory, answers)
     if trace.status == "failed":
         return dict.fromkeys(scores, 0.0)

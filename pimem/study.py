@@ -17,7 +17,7 @@ import pandas as pd
 from pimem import paths, runs, trace_view
 from pimem.config import PiMemSpec, RunSpec
 from pimem.errors import ConfigError, DataError, nearest
-from pimem.paper import figures, style, tables
+from pimem.paper import figures, groups, style, tables
 from pimem.paper import scores as score_frames
 from pimem.profiles import Profile
 from pimem.progress import Counts
@@ -29,6 +29,11 @@ from pimem.tasks.base import build as build_task
 from pimem.tokens import Tokenizer, holding, windows
 
 
+def named(method: str, label: str) -> str:
+    """A run in a notebook's frames: the method, and what sets it apart from others of it."""
+    return f"{method} ({label})" if label else method
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a study and, once run, its store."""
@@ -36,6 +41,8 @@ class Cell:
     spec: RunSpec
     store: RunStore
     counts: Counts
+    label: str = ""
+    """What stands behind the method's name in tables."""
 
 
 class Study:
@@ -52,7 +59,9 @@ class Study:
         for task in self.section.tasks:
             if task not in TASKS:
                 raise ConfigError(f"profile {self.profile.name}: {notebook}: unknown task {task!r}; {nearest(task, TASKS)}")
-        self.specs = list(self.profile.run_specs(self.section))
+        labelled = list(self.profile.labelled(self.section))
+        self.specs = [spec for spec, _ in labelled]
+        self.labels = [label for _, label in labelled]
         self.cells: list[Cell] = []
 
     @cached_property
@@ -63,8 +72,8 @@ class Study:
         """A row a run: task, length, method, samples, and the budgets that matter."""
         budgets = ("chunk_tokens", "memory_tokens", "max_turns")
         rows = []
-        for spec in self.specs:
-            row = {"task": spec.task.name, "length": spec.task.length, "method": spec.method.method}
+        for spec, label in zip(self.specs, self.labels, strict=True):
+            row = {"task": spec.task.name, "length": spec.task.length, "method": named(spec.method.method, label)}
             row |= {"samples": self._samples(spec), "window": spec.model.window}
             rows.append(row | {b: getattr(spec.method, b, None) for b in budgets})
         return pd.DataFrame(rows).astype(dict.fromkeys(budgets, "Int64"))
@@ -74,9 +83,15 @@ class Study:
         profile = self.profile
         wanted = [self._samples(spec) for spec in self.specs]
         finished = runs.run_sync(self.specs, wanted, profile.engine, profile.execution, paths.runs())
-        self.cells = [Cell(spec, store, store.counts) for spec, store in zip(self.specs, finished, strict=True)]
+        made = zip(self.specs, finished, self.labels, strict=True)
+        self.cells = [Cell(spec, store, store.counts, label) for spec, store, label in made]
         rows = [
-            {"task": c.spec.task.name, "length": c.spec.task.length, "method": c.spec.method.method, **asdict(c.counts)}
+            {
+                "task": c.spec.task.name,
+                "length": c.spec.task.length,
+                "method": named(c.spec.method.method, c.label),
+                **asdict(c.counts),
+            }
             for c in self.cells
         ]
         return pd.DataFrame(rows).drop(columns=["stale", "cached_tokens"])
@@ -92,7 +107,6 @@ class Study:
 
     def scores(self) -> pd.DataFrame:
         """The tidy per-sample scores of all cells, computed from the stored traces."""
-        form = PromptSet.load(self.profile.prompts).answer_form
         frames = []
         for cell in self.open():
             task = build_task(cell.spec.task, self.tokenizer)
@@ -104,7 +118,8 @@ class Study:
                     cell.spec,
                     run=cell.store.path.name.rpartition("-")[2],
                     profile=self.profile.name,
-                    form=form,
+                    form=PromptSet.load(cell.spec.prompts).answer_form,
+                    variant=cell.label,
                     metric=task.metric,
                     unit=task.unit,
                 )
@@ -115,7 +130,7 @@ class Study:
         """A row a cell: the primary score with its 95 % interval by question, coverage where there is a memory, turns, cost."""
         primary = tables.cells(scores, version="")
         primary = primary[primary["column"] != "Avg"]
-        keys = ["task", "length", "method"]
+        keys = ["task", "length", "method", "prompts", "variant"]
         spent = scores.groupby(keys, sort=False).agg(
             coverage=("coverage", lambda c: 100 * c.mean()),
             turns=("turns", "mean"),
@@ -123,7 +138,17 @@ class Study:
             tokens_read=("prompt_tokens", "mean"),
         )
         shown = primary[[*keys, "metric", "value", "low", "high", "n", "failed"]].merge(spent.reset_index(), on=keys)
-        return shown.round(1)
+        told = [key for key in ("prompts", "variant") if shown[key].nunique() == 1]
+        return shown.drop(columns=told).round(1)
+
+    def groups(self, scores: pd.DataFrame) -> pd.DataFrame:
+        """Accuracy in percent by LongBench v2's own groups, a row a method, a column a group, with its interval and n."""
+        shown = groups.by_group(scores, version="")
+        text = [f"{r.value:.1f} [{r.low:.0f}, {r.high:.0f}] n={r.n}" for r in shown.itertuples()]
+        rows = [named(r.method, r.variant) for r in shown.itertuples()]
+        frame = shown.assign(text=text, row=rows)
+        wide = frame.pivot_table(index=["prompts", "row"], columns="column", values="text", aggfunc="first", sort=False)
+        return wide.reindex(columns=list(dict.fromkeys(shown["column"]))).fillna("")
 
     def figure(self, scores: pd.DataFrame) -> Any:
         """Sub-EM over length, as the report draws it."""

@@ -60,7 +60,13 @@ def ask(model: Path, story: Path, *more: str, question: str = "Who wrote?") -> i
 def test_every_method_answers_and_says_what_it_cost(
     tiny_model: Path, story: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    size = [] if method == "vanilla" else ["--set", "chunk_tokens=900" if method != "rag" else "chunk_tokens=300"]
+    size = (
+        ["--yarn", "2"]
+        if method == "yarn"
+        else []
+        if method == "vanilla"
+        else ["--set", "chunk_tokens=900" if method != "rag" else "chunk_tokens=300"]
+    )
     assert ask(tiny_model, story, "--method", method, *size) == 0
     out = capsys.readouterr().out
     assert out.startswith("answer    ")

@@ -150,14 +150,16 @@ def test_presets_differ_where_the_released_code_does() -> None:
     assert method_spec("pi_mem", semantics="released") == PiMemSpec(
         check_rule="lenient", labels="renumbered", on_failure="continue"
     )
-    assert method_spec("rag", semantics="released") == RagSpec(chunk_tokens=2000)
+    assert method_spec("rag", semantics="released") == RagSpec(chunk_tokens=2000, bm25="okapi")
     assert method_spec("vanilla", semantics="released") == VanillaSpec()
+    assert method_spec("vanilla", semantics="official") == VanillaSpec(answer_tokens=128, prompt_tokens=120_000, cut="prompt")
+    assert method_spec("rag", semantics="official").order == "text"  # type: ignore[union-attr]
     assert method_spec("pi_mem", {"labels": "original"}, "released").labels == "original"  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="unknown semantics 'relased'; did you mean 'released'"):
         method_spec("pi_mem", semantics="relased")
     with pytest.raises(ConfigError, match="unknown method 'mem_agnt'; did you mean 'mem_agent'"):
         method_spec("mem_agnt")
-    assert set(config.METHODS) == {"pi_mem", "mem_agent", "rememr1", "gru_mem", "vanilla", "rag"}
+    assert set(config.METHODS) == {"pi_mem", "mem_agent", "rememr1", "gru_mem", "vanilla", "yarn", "rag"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _other(value: Any) -> Any:
         case int():
             return value + 1
         case float():
-            return value / 2
+            return value / 2 if value < 1 else value + 1
         case None:
             return "other"
         case dict():

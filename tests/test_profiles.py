@@ -109,3 +109,71 @@ def test_a_profile_is_named_by_text(name: Any) -> None:
 def test_a_profiles_name_is_a_folders(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot name a folder"):
         load(tmp_path, name=name)
+
+
+VARIANTS: dict[str, Any] = {
+    "long": {"method": "yarn", "label": "x4", "model": {"yarn": 4.0, "window": 8192}},
+    "boxed": {
+        "method": "pi_mem",
+        "label": "other",
+        "fields": {"read_tokens": 9},
+        "prompts": "small",
+        "params": {"ask": "nothing"},
+    },
+    "theirs": {"method": "rag", "label": "official", "semantics": "official", "sampling": {"temperature": 0.1}},
+}
+
+
+def test_a_variant_is_a_method_under_its_own_settings(tmp_path: Path) -> None:
+    variants = {name: VARIANTS[name] for name in ("long", "boxed", "theirs")}
+    section = {"tasks": {"longbench_v2": {"file": "f"}}, "lengths": [99], "samples": 1, "methods": ["vanilla", *variants]}
+    profile = load(tmp_path, variants=variants, notebooks={"04": {**section, "prompts": "longbench_v2"}})
+    runs = list(profile.labelled(profile.section("04")))
+    assert [(s.method.method, label) for s, label in runs] == [
+        ("vanilla", ""),
+        ("yarn", "x4"),
+        ("pi_mem", "other"),
+        ("rag", "official"),
+    ]
+    vanilla, long, boxed, theirs = (spec for spec, _ in runs)
+    assert (long.model.yarn, long.model.window, vanilla.model.yarn) == (4.0, 8192, 1.0)
+    assert (boxed.method.read_tokens, boxed.method.max_turns) == (9, 2)  # type: ignore[union-attr]
+    assert [s.prompts for s in (vanilla, boxed)] == ["longbench_v2", "small"]
+    assert (vanilla.task.params, boxed.task.params) == ({"file": "f"}, {"file": "f", "ask": "nothing"})
+    assert (theirs.method.answer_tokens, theirs.sampling.temperature) == (128, 0.1)
+    assert list(profile.run_specs(profile.section("04"))) == [spec for spec, _ in runs]
+
+
+def test_pi_mem_is_run_with_each_number_of_turns_and_nothing_else_is(tmp_path: Path) -> None:
+    profile = load(tmp_path)
+    section = profile.section("02_hotpotqa", {"turns": [3, 1], "lengths": [20]})
+    runs = list(profile.labelled(section))
+    assert [(s.method.method, getattr(s.method, "max_turns", None), label) for s, label in runs] == [
+        ("pi_mem", 3, "K=3"),
+        ("pi_mem", 1, "K=1"),
+        ("vanilla", None, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variant", "says"),
+    [
+        ({"vanilla": {"method": "vanilla"}}, "'vanilla' is the name of a method"),
+        ({"x": {"method": "vanila"}}, r"variants\.x: .*did you mean 'vanilla'"),
+        ({"x": {"method": "yarn"}}, r"variants\.x: method: yarn over a model with yarn=1 is vanilla"),
+        (
+            {"x": {"method": "vanilla", "model": {"yarn": 4.0}}},
+            r"variants\.x: method: vanilla over a model with yarn=4 is yarn",
+        ),
+        ({"x": {"method": "vanilla", "model": {"windw": 4}}}, r"variants\.x: .*did you mean 'window'"),
+    ],
+)
+def test_a_variant_that_makes_no_sense_is_refused_on_loading(tmp_path: Path, variant: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path, variants=variant)
+
+
+@pytest.mark.parametrize(("turns", "says"), [([0], "at least one turn"), ([2, 2], "turns: 2 stands there twice")])
+def test_turns_that_make_no_sense_are_refused(tmp_path: Path, turns: list[int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path).section("02_hotpotqa", {"turns": turns})

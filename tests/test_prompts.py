@@ -55,8 +55,17 @@ def test_at_least_two_sets_ship_and_name_themselves() -> None:
         assert PromptSet.load(FOLDER / name) == PromptSet.load(name)
 
 
+VARIANTS = {"closed_book", "reason", "conclude"}
+"""Phases that only a set for LongBench v2 needs."""
+
+
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("phase", SLOTS)
+def test_a_set_has_every_phase_of_every_workflow(name: str) -> None:
+    assert set(SLOTS) - VARIANTS <= set(PromptSet.load(name).templates)
+    assert set(PromptSet.load("longbench_v2").templates) == set(SLOTS)
+
+
+@pytest.mark.parametrize(("name", "phase"), [(name, phase) for name in SHIPPED for phase in PromptSet.load(name).templates])
 def test_ids_mean_the_rendered_string(name: str, phase: str, tokenizer: Tokenizer) -> None:
     prompts = PromptSet.load(name)
     texts = {slot: f"What the {slot} said: 1234 «naïve» 東京.\n\nSecond line" for slot in SLOTS[phase]}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pimem.errors import ConfigError, DataError
 from pimem.records import Trace
 from pimem.scoring import (
+    choice,
     coverage,
     exact_match,
     extract,
@@ -16,6 +18,8 @@ from pimem.scoring import (
     holds_any,
     multi_recall,
     normalise,
+    official_choice,
+    released_choice,
     score,
     sub_em,
     sub_em_strict,
@@ -176,3 +180,77 @@ def test_long_hostile_texts_take_linear_time(text: str) -> None:
     for form in ("boxed", "phrase", "plain"):
         score(trace(text, text), ("Paris",), form, "sub_em")
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The correct answer is (B).", "B"),
+        ("**The correct answer is (C)**, as the text says.", "C"),
+        ("The correct answer is *D*", "D"),
+        ("The correct answer is A. Later: The correct answer is (B)", "B"),
+        ("The correct answer is (A) and not: The correct answer is (B)", "A"),
+        ("The correct answer is: (B)", None),
+        ("the correct answer is (B)", None),
+        ("The correct answer is (E)", None),
+        ("The correct answer is (letter)", None),
+        ("The correct answer is (b)", None),
+        ("(B)", None),
+        ("", None),
+    ],
+)
+def test_the_official_extraction_of_a_choice(text: str, letter: str | None) -> None:
+    assert official_choice(text) == choice(text, "choice") == letter
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("B", "B"),
+        ("(b)", "B"),
+        ("B.", "B"),
+        ("**C**", "C"),
+        ("D) In Brest", "D"),
+        ("(A) In Brest", "A"),
+        ("B: Brest", "B"),
+        ("Brest", None),
+        ("A lighthouse", None),
+        ("A or B", None),
+        ("AB", None),
+        ("E", None),
+    ],
+)
+def test_a_choice_in_another_form_is_a_letter_that_stands_for_itself(answer: str, letter: str | None) -> None:
+    assert choice(f"I think: \\boxed{{{answer}}}", "boxed") == letter
+    assert choice(f"{answer}\nbecause it says so", "plain") == letter
+    assert choice(f"So the answer is {answer}", "phrase") == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "letter"),
+    [
+        ("\\boxed{A lighthouse}", "boxed", "A"),
+        ("\\boxed{[b]}", "boxed", "B"),
+        ("It must be C, not D", "choice", "C"),
+        ("The correct answer is (D), \\boxed{A}", "boxed", "D"),
+        ("none of them", "choice", None),
+    ],
+)
+def test_the_released_reading_takes_any_letter_that_stands_alone(text: str, form: Any, letter: str | None) -> None:
+    assert released_choice(text, form) == letter
+
+
+@given(texts, st.sampled_from(["boxed", "phrase", "plain", "choice"]))
+def test_a_choice_is_a_letter_or_nothing_and_what_counts_officially_counts_as_released(text: str, form: Any) -> None:
+    assert choice(text, form) in ("A", "B", "C", "D", None)
+    assert released_choice(text, form) in ("A", "B", "C", "D", None)
+    assert official_choice(text) is None or released_choice(text, form) == official_choice(text)
+
+
+def test_accuracy_counts_malformed_answers_as_wrong_and_has_no_coverage() -> None:
+    right, vague, none = "The correct answer is (B)", "Surely B", "No idea"
+    wanted = [(1.0, 1.0, 1.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0)]
+    for response, (accuracy, released, extracted) in zip((right, vague, none), wanted, strict=True):
+        scores = score(trace(response, memory="B"), ["B"], "choice", "accuracy")
+        assert scores == {"accuracy": accuracy, "accuracy_released": released, "extracted": extracted}
+    assert set(score(trace(right, status="failed"), ["B"], "choice", "accuracy").values()) == {0.0}

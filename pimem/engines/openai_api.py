@@ -68,6 +68,7 @@ class OpenAIEngine:
         self.info = EngineInfo("openai_api", engine.served_model or "", model.window)
         self._url = str(engine.url).rstrip("/")
         self._wanted = engine.served_model
+        self._extended = model.yarn > 1 or model.beyond
         self._timeout = engine.timeout
         self._tokenizer = tokenizer
         self._is_vllm = False
@@ -88,6 +89,12 @@ class OpenAIEngine:
         if isinstance(most, int) and most < self.info.window:
             raise ConfigError(
                 f"model.window: {self.info.window:,} tokens are more than the {most:,} that {card['id']} has at {self._url}"
+            )
+        if self._extended and not isinstance(most, int):
+            raise EngineError(
+                f"{self._url} does not say how long its window is, so an extended one cannot be verified; use a vLLM server "
+                "started on the extended folder, or an engine of ours",
+                retryable=False,
             )
         self.info = EngineInfo(
             "openai_api", str(card["id"]), self.info.window, details={"url": self._url, "server": str(card.get("owned_by"))}

@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from pimem import models
+from pimem import models, rope
 from pimem.config import EngineSpec, ModelSpec
 from pimem.engines import cpu
 from pimem.engines.base import EngineInfo, refuse
@@ -74,9 +74,15 @@ class TransformersEngine:
 
     def __init__(self, weights: Any, tokenizer: Tokenizer, folder: Path, engine: EngineSpec, model: ModelSpec):
         config = weights.config.get_text_config()
-        own = getattr(config, "max_position_embeddings", None)
-        if own is not None and model.window > own:
-            raise ConfigError(f"model.window: {model.window:,} tokens are more than the {own:,} the model was made for")
+        loaded = rope.read_back(config)
+        if loaded["window"] is not None and model.window > loaded["window"]:
+            raise ConfigError(
+                f"model.window: {model.window:,} tokens are more than the {loaded['window']:,} the model was made for"
+            )
+        # What the rotary layers themselves run with, where they say so.
+        kinds = {str(m.rope_type) for m in weights.modules() if isinstance(getattr(m, "rope_type", None), str)}
+        loaded["rope"] = kinds.pop() if len(kinds) == 1 else loaded["rope"]
+        rope.check(model, loaded | {"window": loaded["window"] or model.window})
         self.info = EngineInfo(
             "transformers",
             str(folder),
@@ -87,6 +93,9 @@ class TransformersEngine:
                 "device": torch.cuda.get_device_name() if weights.device.type == "cuda" else "cpu",
                 "threads": torch.get_num_threads(),
                 "dtype": model.dtype,
+                "own_window": loaded["window"],
+                "rope": loaded["rope"],
+                "rope_factor": loaded["rope_factor"],
             },
         )
         self._weights = weights

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pimem import models
+from pimem import models, rope
 from pimem.config import EngineSpec, ModelSpec
 from pimem.engines.base import EngineInfo, refuse
 from pimem.engines.vllm_worker import TOKEN
@@ -53,7 +53,8 @@ async def start(engine: EngineSpec, model: ModelSpec) -> VllmEngine:
     """Starts the worker and waits until vLLM is up.
 
     Raises `DataError` for a folder that holds no usable model, `ConfigError` for a window larger than the model's own, and
-    `EngineError` with the end of the worker's log where vLLM is not installed or does not come up.
+    `EngineError` with the end of the worker's log where vLLM is not installed or does not come up, or where it came up with a
+    shorter window or other positions than were asked for.
     """
     folder = await asyncio.to_thread(models.resolve, model)
     if importlib.util.find_spec("vllm") is None:
@@ -88,6 +89,7 @@ class VllmEngine:
             "gpu_memory_utilization": engine.gpu_memory,
             "device": engine.device,
         }
+        self._model = model
         self._timeout = engine.timeout
         self._stop_ids = list(stop_ids)
         self._vocabulary = 1 << 32
@@ -143,8 +145,9 @@ class VllmEngine:
             if time.monotonic() > deadline:
                 raise self._died(f"vLLM was not up after {START_SECONDS:.0f} s")
         details = ready.result()
+        rope.check(self._model, details)
         self._vocabulary = details.pop("vocabulary")
-        self.info = dataclasses.replace(self.info, window=min(self.info.window, details.pop("window")), details=details)
+        self.info = dataclasses.replace(self.info, details=details)
 
     async def generate(self, prompt_ids: np.ndarray, sampling: Sampling, key: CallKey) -> Completion:
         """See `Engine`. No answer within the engine's timeout raises a retryable `EngineError`."""

@@ -99,6 +99,8 @@ def _start(wanted: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from pimem import rope
+
     on_cpu = current_platform.is_cpu()
     device = wanted.pop("device")
     if device != "auto" and (device == "cpu") != on_cpu:
@@ -111,10 +113,14 @@ def _start(wanted: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise RuntimeError(f"vLLM {vllm.__version__} does not take {', '.join(missing)}")
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
     config = engine.vllm_config
+    loaded = rope.read_back(config.model_config.hf_text_config)
     return engine, {
         "vllm": vllm.__version__,
         "device": "cpu" if on_cpu else current_platform.get_device_name(),
         "window": config.model_config.max_model_len,
+        "own_window": loaded["window"],
+        "rope": loaded["rope"],
+        "rope_factor": loaded["rope_factor"],
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "kv_blocks": config.cache_config.num_gpu_blocks,

@@ -5,7 +5,7 @@ One row a sample and run. Scores lie in 0..1; a score that does not exist for a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,23 @@ from pimem.journal import replace_file
 from pimem.records import Trace
 from pimem.scoring import AnswerForm, score
 
-TEXT = ("profile", "task", "unit", "model", "prompts", "method", "variant", "run", "sample", "cluster", "status", "metric")
-"""`variant` tells apart runs of one method with other settings; `metric` names the primary score; `run` is the run's hash."""
+TEXT = (
+    "profile",
+    "task",
+    "unit",
+    "model",
+    "prompts",
+    "method",
+    "variant",
+    "run",
+    "sample",
+    "cluster",
+    "groups",
+    "status",
+    "metric",
+)
+"""`variant` tells apart runs of one method with other settings; `metric` names the primary score; `run` is the run's hash;
+`groups` says which of its benchmark's groups a sample is in, "difficulty=easy;length=short"."""
 
 COUNTS = (
     "length",
@@ -40,14 +55,20 @@ COUNTS = (
 )
 """Whole numbers, 0 and up. `length` is in the task's `unit`; `turns` counts the closing all-no turn."""
 
-SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "extracted", "coverage")
+SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "accuracy", "accuracy_released", "extracted", "coverage")
+
+LATER: dict[str, Any] = {"groups": "", "accuracy": None, "accuracy_released": None}
+"""Columns that scores written before them lack, and what stands there then."""
+
+GROUPS = ("difficulty", "length", "domain", "sub_domain")
+"""What a sample's `meta` may say of its groups."""
 
 COLUMNS = (*TEXT, *COUNTS, *SCORES)
 
 RUN = ("profile", "task", "unit", "length", "model", "method", "variant", "run")
 """The columns that are the same for all samples of a run."""
 
-_MAY_BE_BLANK = frozenset({"variant"})
+_MAY_BE_BLANK = frozenset({"variant", "groups"})
 
 
 class Asked(Protocol):
@@ -59,6 +80,8 @@ class Asked(Protocol):
     def cluster(self) -> str: ...
     @property
     def answers(self) -> tuple[str, ...]: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
 
 
 def collect(
@@ -92,6 +115,7 @@ def collect(
                 "run": run,
                 "cluster": sample.cluster,
                 "metric": metric,
+                "groups": ";".join(f"{name}={sample.meta[name]}" for name in GROUPS if isinstance(sample.meta.get(name), str)),
                 "length": spec.task.length,
                 "seed": spec.task.seed,
                 "sampling_seed": spec.sampling.seed,
@@ -131,6 +155,7 @@ def _usage(trace: Trace) -> dict[str, Any]:
 
 def validate(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The frame with its columns and rows in order and its types exact. Raises `DataError` for what cannot be scores."""
+    frame = frame.assign(**{column: value for column, value in LATER.items() if column not in frame.columns})
     if missing := [c for c in COLUMNS if c not in frame.columns]:
         raise DataError(f"{where}: columns missing: {', '.join(missing)}")
     if frame.empty:

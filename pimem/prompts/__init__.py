@@ -22,6 +22,7 @@ import numpy as np
 
 from pimem import config
 from pimem.errors import ConfigError, nearest
+from pimem.prompts import official
 from pimem.tokens import Tokenizer
 
 FOLDER = Path(__file__).parent
@@ -38,9 +39,12 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "recall_final": ("question", "recalled", "memory"),
     "answer": ("question", "context"),
     "retrieved": ("question", "context"),
+    "closed_book": ("question",),
+    "reason": ("question", "context"),
+    "conclude": ("question", "reasoning"),
 }
 """The phases a set may define and the slots each must hold. `cached` phases put the chunk before the memory; `all` phases ask
-for no check signal; `gated` is GRU-Mem's and `recall` ReMemR1's."""
+for no check signal; `gated` is GRU-Mem's and `recall` ReMemR1's; the last three are for LongBench v2's variants."""
 _CACHED_ORDER = {"read_cached", "read_all_cached"}
 _REPEATABLE = ("question",)
 """Slots that may be filled more than once: a small model that has read a section should hear the question again."""
@@ -65,8 +69,9 @@ class PromptSet:
     """Its name in reports."""
     version: str
     """Raised whenever a text changes."""
-    answer_form: Literal["boxed", "phrase", "plain"]
-    """Where the answer stands in a final response: in a box, behind a phrase, or as the whole first line."""
+    answer_form: Literal["boxed", "phrase", "plain", "choice"]
+    """Where the answer stands in a final response: in a box, behind a phrase, as the whole first line, or as the letter in
+    LongBench v2's sentence."""
     phases: dict[str, Any]
     """Phase name to template."""
     empty_memory: str = "(empty)"
@@ -75,6 +80,8 @@ class PromptSet:
     """Stands for an earlier memory where none was asked for or found."""
     observation: str = "[Section {label}]\n{text}"
     """How one observation is shown to the merge, and kept in a memory that is not merged."""
+    passage: str = "{text}"
+    """How RAG shows one retrieved passage; `{label}` is its number among those shown."""
     about: str = ""
     """For whom the set is made."""
     templates: dict[str, tuple[Message, ...]] = field(default_factory=dict)
@@ -82,19 +89,21 @@ class PromptSet:
 
     @classmethod
     def load(cls, name: str | Path) -> PromptSet:
-        """The set that ships under this name, or the one in this folder.
+        """The set that ships under this name, the one in this folder, or the texts in LongBench v2's own folder of prompts.
 
         Raises `ConfigError` where there is none, or where a phase or a slot is unknown or missing.
         """
         name = str(name)
         folder = FOLDER / name if (FOLDER / name / "prompts.yaml").is_file() else Path(name)
         path = folder / "prompts.yaml"
-        if not path.is_file():
+        theirs = not path.is_file() and (folder / official.FILES["answer"]).is_file()
+        if not path.is_file() and not theirs:
             shipped = sorted(p.parent.name for p in FOLDER.glob("*/prompts.yaml"))
             raise ConfigError(
                 f"prompts: {name!r} is neither a shipped set nor a folder with a prompts.yaml; {nearest(name, shipped)}"
             )
-        data = config.load_yaml(path)
+        data = official.read(folder) if theirs else config.load_yaml(path)
+        path = folder if theirs else path
         if "templates" in data:
             raise ConfigError(f"{path}: unknown key 'templates'; did you mean 'phases'?")
         parsed = config.build(cls, data, str(path))
@@ -102,15 +111,18 @@ class PromptSet:
         for slot in ("label", "text"):
             if f"{{{slot}}}" not in parsed.observation:
                 raise ConfigError(f"{path}: observation must hold {{{slot}}}")
+        if parsed.passage.count("{text}") != 1:
+            raise ConfigError(f"{path}: passage must hold {{text}} once")
         return replace(parsed, templates=templates)
 
     @functools.cached_property
     def hash(self) -> str:
         """Digest of what the parsed set says to a model: name, comments and layout do not count."""
         said = config.as_dict(self)
-        return config.canonical_hash(
-            {k: said[k] for k in ("answer_form", "empty_memory", "empty_recall", "observation", "templates")}
-        )
+        names = ["answer_form", "empty_memory", "empty_recall", "observation", "templates"]
+        # A set that shows passages as they are keeps the hash it had before they could be shown in another way.
+        names += ["passage"] if self.passage != "{text}" else []
+        return config.canonical_hash({k: said[k] for k in names})
 
     def template(self, phase: str, tokenizer: Tokenizer, template_args: Mapping[str, Any]) -> Template:
         """The phase compiled for a tokenizer. Raises `ConfigError` where the set lacks the phase."""

@@ -33,7 +33,7 @@ class Task(Protocol):
 
     name: str
     metric: str
-    """How its answers are scored: sub_em or multi_recall."""
+    """How its answers are scored: sub_em, multi_recall or accuracy."""
     unit: str
     """What `length` counts: documents or tokens."""
     data_hash: str
@@ -60,6 +60,9 @@ TASKS: dict[str, Known] = {
     "niah_multikey_3": Known("niah", "one long code under a long code, among nothing but such lines"),
     "niah_multivalue": Known("niah", "four numbers under one word, in essays"),
     "niah_multiquery": Known("niah", "four numbers under four words, in essays, all asked for"),
+    "longbench_v2": Known(
+        "longbench_v2", "multiple-choice questions over real documents; length is the most tokens of a context"
+    ),
 }
 """Every task. The NIAH family's length counts tokens."""
 

@@ -225,6 +225,13 @@ class Session:
         """Raises: the sample fails because this call did."""
         raise GivenUp(f"{call.key.phase} call {call.key} failed after {call.attempts} attempt(s): {call.error}")
 
+    def note_ending(self, call: Call, what: str) -> None:
+        """Notes a response that is empty or was cut off at its token limit: what is missing there was never said."""
+        if not call.text.strip():
+            self.trace.notes[f"{what}_empty"] = True
+        if call.completion and call.completion.finish == "length":
+            self.trace.notes[f"{what}_cut_off"] = True
+
     async def last(self, phase: Phase, turn: int, template: str, max_tokens: int, parts: Mapping[str, np.ndarray]) -> None:
         """The call whose text is the response."""
         self.trace.last = await self.call(phase, turn, 0, template, max_tokens, parts)
@@ -244,6 +251,7 @@ _WORKFLOWS = {
     "gru_mem": ("pimem.workflows.gru_mem", "GruMem"),
     "rememr1": ("pimem.workflows.rememr1", "ReMemR1"),
     "vanilla": ("pimem.workflows.direct", "Vanilla"),
+    "yarn": ("pimem.workflows.direct", "Yarn"),
     "rag": ("pimem.workflows.rag", "Rag"),
 }
 

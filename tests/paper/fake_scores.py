@@ -43,7 +43,15 @@ def _make(
                     row: dict[str, object] = dict.fromkeys(COUNTS, 0)
                     row |= dict.fromkeys(SCORES, float("nan"))
                     row |= {"profile": profile, "task": task, "unit": "documents" if task == "hotpotqa" else "tokens"}
-                    row |= {"model": model, "prompts": "default", "method": method, "variant": "", "length": length, "seed": 42}
+                    row |= {
+                        "model": model,
+                        "prompts": "default",
+                        "method": method,
+                        "variant": "",
+                        "length": length,
+                        "seed": 42,
+                        "groups": "",
+                    }
                     row |= {
                         "run": f"{m}{method[:2]}{step}{task[:2]}".ljust(12, "e"),
                         "sample": f"q{i:03}",

@@ -37,6 +37,9 @@ phases:
   recall_final: "final Q={question} R={recalled} M={memory}"
   answer: "answer Q={question} C={context}"
   retrieved: "retrieved Q={question} C={context}"
+  closed_book: "closed Q={question}"
+  reason: "reason Q={question} C={context}"
+  conclude: "conclude Q={question} R={reasoning}"
 """
 QUESTION = "who?"
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from pimem.config import RagSpec
+from pimem.prompts import PromptSet
+from pimem.workflows.rag import okapi
 
 QUESTION = "where does the lighthouse keeper live"
 
@@ -103,7 +105,7 @@ def test_ranking_leaves_a_gpu_to_the_model(tmp_path: Path) -> None:
     (package / "lax.py").write_text("def top_k(scores, k):\n    return scores, scores\n")
     code = (
         "import numpy as np\nfrom types import SimpleNamespace as N\nfrom pimem.workflows.rag import Rag\n"
-        "rag = N(tokenizer=N(decode=lambda ids: ['a fox', 'the lamp'][ids[0]]))\n"
+        "rag = N(spec=N(bm25='lucene'), tokenizer=N(decode=lambda ids: ['a fox', 'the lamp'][ids[0]]))\n"
         "print(Rag._rank(rag, 'lamp', [np.array([0]), np.array([1])]))"
     )
     seen = tmp_path / "seen"
@@ -112,3 +114,37 @@ def test_ranking_leaves_a_gpu_to_the_model(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[1, 0]"
     assert seen.read_text() == "cpu"
+
+
+async def test_passages_in_the_order_of_the_text_and_as_the_prompt_set_shows_them(lab: Any, tmp_path: Path) -> None:
+    (tmp_path / "prompts.yaml").write_text(
+        'name: n\nversion: "1"\nanswer_form: plain\npassage: "<{label}>{text}"\n'
+        'phases:\n  retrieved: "Q={question} C={context}"\n'
+    )
+    lab.prompts = PromptSet.load(tmp_path)
+    context = lab.chunks("a fox", "the keeper", "a dog", "where does the keeper live")
+    trace = await lab.run(spec(top=2, order="text"), answer, context, QUESTION)
+    assert trace.retrieved == [3, 1]
+    shown = lab.seen[0, "answer", 0]
+    assert shown.index("<1>the keeper") < shown.index("<2>where does")
+    own = lab.build(spec()).template("retrieved").tokens
+    lab.window = own + lab.size(QUESTION) + 16 + lab.size("<1>") + 64
+    trace = await lab.run(spec(top=2, order="text"), answer, context, QUESTION)
+    assert (trace.retrieved, trace.notes) == ([3], {"retrieved_without_room": 1})
+    assert trace.last.completion.prompt_tokens + 16 == lab.window
+
+
+def test_okapi_scores_are_those_of_the_formula_with_its_floor() -> None:
+    windows = [["keeper", "a"], ["keeper", "b"], ["keeper", "live"]]
+    common, rare = math.log(0.5) - math.log(3.5), math.log(2.5) - math.log(1.5)
+    floor = 0.25 * (common + 3 * rare) / 4
+    assert floor < 0, "three words of four are rare and the mean is still below zero"
+    term = 2.5 / (1 + 1.5)
+    wanted = [floor * term, floor * term, (floor + 2 * rare) * term]
+    assert okapi(["live", "keeper", "live", "nowhere"], windows).tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("said", "notes"), [("", {"answer_empty": True}), ("a b c", {"answer_cut_off": True})])
+async def test_the_trace_says_of_an_answer_that_it_is_empty_or_cut_off(lab: Any, said: str, notes: Any) -> None:
+    trace = await lab.run(spec(answer_tokens=2), lambda key, prompt: said, lab.chunks("a fox"), QUESTION)
+    assert (trace.status, trace.notes) == ("answered", notes)
