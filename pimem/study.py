@@ -17,7 +17,7 @@ import pandas as pd
 from pimem import paths, runs, trace_view
 from pimem.config import PiMemSpec, RunSpec
 from pimem.errors import ConfigError, DataError, nearest
-from pimem.paper import figures, groups, style, tables
+from pimem.paper import cells, figures, style
 from pimem.paper import scores as score_frames
 from pimem.profiles import Profile
 from pimem.progress import Counts
@@ -128,7 +128,7 @@ class Study:
 
     def summary(self, scores: pd.DataFrame) -> pd.DataFrame:
         """A row a cell: the primary score with its 95 % interval by question, coverage where there is a memory, turns, cost."""
-        primary = tables.cells(scores, version="")
+        primary = cells.cells(scores, version="")
         primary = primary[primary["column"] != "Avg"]
         keys = ["task", "length", "method", "prompts", "variant"]
         spent = scores.groupby(keys, sort=False).agg(
@@ -143,7 +143,7 @@ class Study:
 
     def groups(self, scores: pd.DataFrame) -> pd.DataFrame:
         """Accuracy in percent by LongBench v2's own groups, a row a method, a column a group, with its interval and n."""
-        shown = groups.by_group(scores, version="")
+        shown = cells.by_group(scores, version="", columns=cells.GROUPS | cells.domains(scores))
         text = [f"{r.value:.1f} [{r.low:.0f}, {r.high:.0f}] n={r.n}" for r in shown.itertuples()]
         rows = [named(r.method, r.variant) for r in shown.itertuples()]
         frame = shown.assign(text=text, row=rows)

@@ -56,6 +56,18 @@ def test_traces_and_samples_must_match() -> None:
         collect([], [], SPEC, **HOW)
 
 
+def test_a_row_says_which_groups_its_sample_counts_to() -> None:
+    of_two = sample("a")
+    of_two.meta |= {"length": "long", "difficulty": "hard", "tokens": 300}
+    frame = collect([trace("a"), trace("b")], [of_two, sample("b")], SPEC, **HOW)
+    assert frame["groups"].tolist() == ["difficulty=hard;length=long", ""]
+
+
+def test_files_from_before_there_were_groups_are_read(scores: pd.DataFrame, tmp_path: Path) -> None:
+    scores.drop(columns=["groups", "accuracy", "accuracy_released"]).to_csv(tmp_path / "old.csv", index=False)
+    pd.testing.assert_frame_equal(read(tmp_path / "old.csv"), scores)
+
+
 def test_scores_survive_the_file_exactly(scores: pd.DataFrame, tmp_path: Path) -> None:
     scores.loc[scores["run"] == scores["run"][0], "run"] = "00123e45"
     scores.loc[0, "f1"] = 2 / 3
@@ -83,7 +95,7 @@ def test_primary_score_follows_each_row(scores: pd.DataFrame, niah_scores: pd.Da
         ("cluster", "", "'cluster' has an empty value"),
         ("status", "done", "unknown status 'done'"),
         ("metric", "bleu", "unknown metric 'bleu'"),
-        ("sample", "q001", "'q001' of run 0me0hoeeeeee stands twice"),
+        ("sample", "q001", "'q001' of run 0me04e9fc9d3 stands twice"),
         ("length", 51, "names more than one"),
     ],
 )
