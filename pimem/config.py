@@ -233,6 +233,18 @@ SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Presets over method fields: the paper's text, and what the authors' released code does instead (DEVIATIONS.md)."""
 
+_OF_ESSAYS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")
+
+TASK_SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "released": {
+        **{name: {"essays": "once"} for name in _OF_ESSAYS},
+        "hotpotqa": {"order": "constant"},
+        "squad": {"order": "constant"},
+    },
+}
+"""The same presets over the parameters of tasks: how the released data was made."""
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -241,7 +253,7 @@ class TaskSpec:
     name: str = "hotpotqa"
     """A task by name (`TASKS` in `pimem.tasks.base`)."""
     length: int = 50
-    """Documents for hotpotqa, tokens for the other tasks."""
+    """Tokens, or documents for hotpotqa unless its parameter `unit` says otherwise."""
     seed: int = 42
     """Seed of the samples."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -292,6 +304,15 @@ def method_spec(method: str, fields: Mapping[str, Any] | None = None, semantics:
         raise ConfigError(f"unknown semantics {semantics!r}; {nearest(semantics, SEMANTICS)}")
     preset = SEMANTICS[semantics].get(method, {})
     return typing.cast(MethodSpec, build_any(MethodSpec, {**preset, **(fields or {}), "method": method}, f"method {method}"))
+
+
+def task_params(task: str, params: Mapping[str, Any] | None = None, semantics: str = "paper") -> dict[str, Any]:
+    """A task's parameters under a preset, with `params` on top. Raises `ConfigError` for an unknown preset."""
+    if semantics not in TASK_SEMANTICS:
+        raise ConfigError(f"unknown semantics {semantics!r}; {nearest(semantics, TASK_SEMANTICS)}")
+    own = dict(params or {})
+    preset = TASK_SEMANTICS[semantics].get(task, {})
+    return own if own.get("haystack", "own") not in ("own", "essays") else {**preset, **own}
 
 
 METHODS: tuple[str, ...] = tuple(tagged(typing.get_args(MethodSpec))[1])

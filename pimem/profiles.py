@@ -25,6 +25,7 @@ from pimem.config import (
     build,
     load_yaml,
     method_spec,
+    task_params,
 )
 from pimem.errors import ConfigError, nearest
 
@@ -38,7 +39,7 @@ class Section:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Task name to the task parameters that differ from its defaults."""
     lengths: tuple[int, ...] = ()
-    """Documents for hotpotqa, tokens for the other tasks."""
+    """Tokens, or documents for hotpotqa unless its parameter `unit` says otherwise."""
     samples: int = 0
     """Samples a cell."""
     samples_at: dict[str, int] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Profile:
     prompts: str = "default"
     """The prompt set."""
     semantics: str = "paper"
-    """The preset under the methods' fields: paper or released."""
+    """The preset under the fields of methods and the parameters of tasks: paper or released."""
     parallel: int = 1
     """Notebooks executed at a time, each with an engine of its own."""
     published_model: str = ""
@@ -166,7 +167,7 @@ class Profile:
                     yield RunSpec(
                         method=self.method(method),
                         model=self.model,
-                        task=TaskSpec(task, length, section.seed, params),
+                        task=TaskSpec(task, length, section.seed, task_params(task, params, self.semantics)),
                         sampling=self.sampling,
                         prompts=self.prompts,
                     )

@@ -7,9 +7,7 @@ exactly at its own edges between two document heads, and the first and last docu
 
 from __future__ import annotations
 
-import bisect
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy as np
 from pimem.config import canonical_hash
 from pimem.corpora import Corpus
 from pimem.packages import arriving, home
+from pimem.tasks.pieces import Assembled
 from pimem.tokens import Tokenizer
 
 BETWEEN = "\n\n"
@@ -32,28 +31,6 @@ _COMPARED = 20
 def head(number: int) -> str:
     """What stands above a document's title. A context's documents are numbered from 1."""
     return f"{_NEXT} {number}:\n"
-
-
-@dataclass(eq=False)
-class Assembled:
-    """A context put together from blocks; `span` as that of `pimem.tokens.LongText`."""
-
-    text: str
-    ids: np.ndarray
-    """uint32, shape (tokens,)."""
-    tokenizer: Tokenizer
-    char_starts: list[int]
-    """Character at which each document begins."""
-    token_starts: np.ndarray
-    """Token at which each document begins."""
-
-    def span(self, start: int, end: int) -> tuple[int, int]:
-        """The token range [first, last) that covers the characters [start, end), which lie within one document."""
-        at = bisect.bisect_right(self.char_starts, start) - 1
-        stop = self.char_starts[at + 1] if at + 1 < len(self.char_starts) else len(self.text)
-        base = self.char_starts[at]
-        first, last = self.tokenizer.encode_long(self.text[base:stop]).span(start - base, end - base)
-        return int(self.token_starts[at]) + first, int(self.token_starts[at]) + last
 
 
 class Blocks:
