@@ -307,12 +307,11 @@ def method_spec(method: str, fields: Mapping[str, Any] | None = None, semantics:
 
 
 def task_params(task: str, params: Mapping[str, Any] | None = None, semantics: str = "paper") -> dict[str, Any]:
-    """A task's parameters under a preset, with `params` on top. Raises `ConfigError` for an unknown preset."""
-    if semantics not in TASK_SEMANTICS:
-        raise ConfigError(f"unknown semantics {semantics!r}; {nearest(semantics, TASK_SEMANTICS)}")
+    """A task's parameters under a preset of `SEMANTICS`, with `params` on top."""
     own = dict(params or {})
-    preset = TASK_SEMANTICS[semantics].get(task, {})
-    return own if own.get("haystack", "own") not in ("own", "essays") else {**preset, **own}
+    if own.get("haystack", "own") not in ("own", "essays"):
+        return own  # What the preset says of essays has no meaning there.
+    return {**TASK_SEMANTICS.get(semantics, {}).get(task, {}), **own}
 
 
 METHODS: tuple[str, ...] = tuple(tagged(typing.get_args(MethodSpec))[1])

@@ -11,9 +11,9 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from pimem import corpora, data
+from pimem import data
 from pimem.config import TaskSpec, as_dict
 from pimem.config import build as build_spec
 from pimem.corpora import Corpus, Question
@@ -21,6 +21,8 @@ from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
 from pimem.tasks import blocks
 from pimem.tasks.base import Built, Draw, check_range, digest
+from pimem.tasks.blocks import Shown
+from pimem.tasks.blocks import render as render
 from pimem.tasks.pieces import Assembled, Filled, fill
 from pimem.tokens import LongText, Tokenizer
 
@@ -52,16 +54,6 @@ class Pool:
 
     questions: tuple[int, ...]
     paragraphs: tuple[int, ...]
-
-
-class Shown(NamedTuple):
-    """Documents as they are shown."""
-
-    text: str
-    starts: list[int]
-    """Character at which each document begins."""
-    bodies: list[int]
-    """Character at which each one's paragraph begins, after its number and title."""
 
 
 @functools.lru_cache(maxsize=6)
@@ -226,16 +218,3 @@ class HotpotQA:
             at = bodies[place[paragraph]] + len(before) + len(body) - len(body.lstrip())
             ranges.add((at, at + len(body.strip())))
         return sorted(ranges)
-
-
-def render(corpus: corpora.Corpus, documents: list[int]) -> Shown:
-    """Numbered documents as one text."""
-    parts, starts, bodies, at = [], [], [], 0
-    for number, index in enumerate(documents, start=1):
-        paragraph = corpus.paragraphs[index]
-        head = f"{blocks.head(number)}{paragraph.title}\n"
-        starts.append(at)
-        bodies.append(at + len(head))
-        parts.append(head + paragraph.text)
-        at += len(parts[-1]) + len(blocks.BETWEEN)
-    return Shown(blocks.BETWEEN.join(parts), starts, bodies)

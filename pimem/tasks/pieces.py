@@ -18,7 +18,7 @@ import numpy as np
 
 from pimem.tokens import LongText, Tokenizer
 
-_EDGE = 3
+_EDGE = 2
 _COMPARED = 40
 _BATCH = 20_000
 
@@ -60,6 +60,7 @@ class Pieces:
 
     def assemble(self, pieces: Sequence[str]) -> Assembled | LongText:
         """The pieces one after the other as a tokenised text; a `LongText` where a token crosses an edge."""
+        pieces = [piece for piece in pieces if piece]
         text = "".join(pieces)
         if not pieces or not self._edges_are_clean(pieces):
             return self._tokenizer.encode_long(text)

@@ -22,7 +22,8 @@ from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
 from pimem.tasks import blocks
 from pimem.tasks.base import Built, Draw, check_range, digest
-from pimem.tasks.pieces import Assembled, Filled, Pieces, fill_exactly
+from pimem.tasks.blocks import Shown
+from pimem.tasks.pieces import Assembled, Filled, fill
 from pimem.tokens import LongText, Tokenizer
 
 FORMAT = 1
@@ -54,13 +55,12 @@ class Squad:
 
     def __init__(self, task: TaskSpec, tokenizer: Tokenizer, corpus: Corpus):
         self._params = build_spec(SquadParams, task.params, "task squad: params")
-        self._task, self._corpus, self._pieces = task, corpus, Pieces(tokenizer)
+        self._task, self._corpus, self._tokenizer = task, corpus, tokenizer
         self._usable = [i for i, question in enumerate(corpus.questions) if question.answers and question.paragraphs]
         self._order = Draw("squad questions", task.seed).order(len(self._usable))
         self._articles: dict[str, list[int]] = {}
         for number, paragraph in enumerate(corpus.paragraphs):
             self._articles.setdefault(paragraph.title, []).append(number)
-        self._head_sums = np.zeros(1, dtype=np.int64)
         self.data_hash = corpus.hash
         made_by = {"task": as_dict(task) | {"params": as_dict(self._params)}, "format": FORMAT}
         self._built = Built(made_by | {"data": corpus.hash, "tokenizer": tokenizer.hash})
@@ -73,24 +73,24 @@ class Squad:
         question = self._corpus.questions[self._usable[self._order[index]]]
         chosen = _Chosen(self._wanted(question))
         most = len(self._corpus.paragraphs) - 1 if self._params.paragraphs == "once" else None
-        try:
-            filled, long = fill_exactly(
-                self._task.length,
-                lambda size: self._quick(question, chosen, size),
-                lambda size: self._pieces.assemble(self._shown(question, chosen.first(size + 1))),
-                most,
-                Filled.of(self._built.get(index)),
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"task {self.name}: length {self._task.length:,} has no room for the paragraph of question {question.id}, "
-                f"{error} tokens"
-            ) from None
-        evidence, place = self._evidence(question, chosen.first(filled.units + 1), long)
+        filled = Filled.of(self._built.get(index))
+        if filled is None:
+            try:
+                filled = fill(self._task.length, lambda size: len(self._made(question, chosen, size)[0].ids), most)
+            except ValueError as error:
+                raise ConfigError(
+                    f"task {self.name}: length {self._task.length:,} has no room for the paragraph of question {question.id}, "
+                    f"{error} tokens"
+                ) from None
+        long, shown, place = self._made(question, chosen, filled.units)
+        text = self._corpus.paragraphs[question.paragraphs[0]].text
+        start = shown.bodies[place] + len(text) - len(text.lstrip())
+        evidence = Evidence(*long.span(start, start + len(text.strip())), text.strip())
         meta: dict[str, Any] = {
             **filled._asdict(),
+            "tokens": len(long.ids),
             "documents": filled.units + 1,
-            "gold_documents": [place],
+            "gold_documents": [place + 1],
             "question_id": question.id,
             "haystack_repeats": filled.units + 1 > len(self._corpus.paragraphs),
         }
@@ -104,6 +104,15 @@ class Squad:
             evidence=(evidence,),
             meta=meta,
         )
+
+    def _made(self, question: Question, chosen: _Chosen, size: int) -> tuple[Assembled | LongText, Shown, int]:
+        """The context with `size` paragraphs beside the gold one, and which of its documents that is, from 0."""
+        documents, places = chosen.first(size + 1), self._places(question, size + 1)
+        shown_documents = [documents[at] for at in places]
+        shown = blocks.render(self._corpus, shown_documents, titled=False)
+        made = blocks.load(self._corpus, self._tokenizer, make=True, titled=False)
+        together = made.assemble(shown_documents, shown.text, shown.starts) if made else None
+        return together or self._tokenizer.encode_long(shown.text), shown, int(np.flatnonzero(places == 0)[0])
 
     def _wanted(self, question: Question) -> Iterator[int]:
         """Endless paragraph numbers in the order in which they are taken in: the gold one, its article's, all the others."""
@@ -120,36 +129,6 @@ class Squad:
         """A permutation of the `n` documents taken in."""
         own = () if self._params.order == "constant" else (self._task.seed, question.id)
         return Draw("squad order", *own, n).order(n)
-
-    def _shown(self, question: Question, documents: list[int]) -> list[str]:
-        """Heads and paragraphs as pieces, in the order in which they stand."""
-        pieces = []
-        for number, at in enumerate(self._places(question, len(documents)), start=1):
-            pieces += [blocks.head(number), self._body(documents[at])]
-        pieces[-1] = pieces[-1].removesuffix(blocks.BETWEEN)
-        return pieces
-
-    def _body(self, paragraph: int) -> str:
-        return self._corpus.paragraphs[paragraph].text + blocks.BETWEEN
-
-    def _quick(self, question: Question, chosen: _Chosen, size: int) -> int:
-        documents = chosen.first(size + 1)
-        if len(documents) >= len(self._head_sums):
-            sizes = self._pieces.sizes([blocks.head(n) for n in range(len(self._head_sums), len(documents) + 1)])
-            self._head_sums = np.concatenate([self._head_sums, self._head_sums[-1] + np.cumsum(sizes)])
-        total = int(self._head_sums[len(documents)] + self._pieces.sizes([self._body(p) for p in documents]).sum())
-        last = self._body(documents[self._places(question, len(documents))[-1]])
-        bare, inner = self._pieces.sizes([last.removesuffix(blocks.BETWEEN), last])
-        return total + int(bare) - int(inner)
-
-    def _evidence(self, question: Question, documents: list[int], long: Assembled | LongText) -> tuple[Evidence, int]:
-        """The paragraph with the answer, and the number of its document."""
-        place = int(np.flatnonzero(self._places(question, len(documents)) == 0)[0])
-        pieces = self._shown(question, documents)
-        start = sum(map(len, pieces[: 2 * place + 1]))
-        text = self._corpus.paragraphs[documents[0]].text
-        start += len(text) - len(text.lstrip())
-        return Evidence(*long.span(start, start + len(text.strip())), text.strip()), place + 1
 
 
 class _Chosen:

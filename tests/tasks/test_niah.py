@@ -94,6 +94,14 @@ def test_essays_repeat_and_say_so(tokenizer: Tokenizer) -> None:
     assert (short.meta["haystack_repeats"], long.meta["haystack_repeats"]) == (False, True)
 
 
+def test_essays_that_do_not_repeat_end_short_of_the_length(tokenizer: Tokenizer) -> None:
+    spec = TaskSpec(name="niah_single_2", length=6000, params={"essays": "once"})
+    (sample,) = base.build(spec, tokenizer).samples(1)
+    assert (sample.meta["units"], sample.meta["one_more"]) == (120, None)
+    text = tokenizer.decode(sample.context_ids)
+    assert [text.count(f"Thought {n} is") for n in range(40)] == [1] * 40
+
+
 def test_a_second_process_finds_the_recipe_and_does_not_search(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TaskSpec(name="niah_single_1", length=1234, seed=99)
     (first,) = base.build(spec, tokenizer).samples(1)
@@ -108,6 +116,8 @@ def test_impossible_requests_are_named(tokenizer: Tokenizer, monkeypatch: pytest
         next(base.build(TaskSpec(name="niah_multivalue", length=30), tokenizer).samples(1))
     with pytest.raises(ConfigError, match="cannot be replaced"):
         base.build(TaskSpec(name="niah_multikey_2", length=900, params={"haystack": "noise"}), tokenizer)
+    with pytest.raises(ConfigError, match=r"params\.essays: its haystack is not made of essays"):
+        base.build(TaskSpec(name="niah_single_1", length=900, params={"essays": "once"}), tokenizer)
     with pytest.raises(ConfigError, match="did you mean 'niah_multivalue'"):
         base.build(TaskSpec(name="niah_multivalues"), tokenizer)
 
