@@ -24,9 +24,10 @@ packages:
 packages-full:
 	@requirements/install.sh $(VENV_FULL) cpu-full
 
-setup: packages  ## virtual environment from the lock, the default model and HotpotQA (once)
+setup: packages  ## virtual environment from the lock, the default model, HotpotQA and SQuAD (once)
 	@$(VENV)/bin/pimem models fetch smollm2-135m-pimem
 	@$(VENV)/bin/pimem data fetch hotpotqa
+	@$(VENV)/bin/pimem data fetch squad
 
 smoke: setup  ## all four methods on a small real model; prints where the tables and figures are
 	@$(VENV)/bin/pimem run smoke

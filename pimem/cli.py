@@ -1,4 +1,4 @@
-"""The command line: `pimem ask | run | train | report | doctor | data | models`.
+"""The command line: `pimem ask | run | train | report | doctor | tasks | data | models`.
 
 Errors this package raises on purpose are printed as one line and end with exit code 2; an interrupt ends with 130 and loses
 nothing that was finished.
@@ -105,6 +105,16 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, and how to get it")
     doctor.set_defaults(run=_doctor)
 
+    tasks = commands.add_parser("tasks", help="RULER's tasks: list, check").add_subparsers(required=True, metavar="ACTION")
+    listed = tasks.add_parser("list", help="every task, with RULER's name for it")
+    listed.set_defaults(run=_tasks)
+    checked = tasks.add_parser("check", help="build a sample of every task and length, and check it")
+    checked.add_argument("names", nargs="*", metavar="NAME", help="RULER's names; all thirteen unless some are given")
+    checked.add_argument("--lengths", nargs="+", action="extend", type=int, metavar="TOKENS", help="default 8192 65536 1048576")
+    checked.add_argument("--model", default=DEFAULT_MODEL, help="whose tokenizer counts")
+    checked.add_argument("--seed", type=int, default=42, help="seed of the samples")
+    checked.set_defaults(run=_check)
+
     for kind in ("data", "models"):
         group = commands.add_parser(kind, help=f"{kind}: list, fetch").add_subparsers(required=True, metavar="ACTION")
         listing = group.add_parser("list", help="what there is, under which licence, and what of it is here")
@@ -188,6 +198,30 @@ def _doctor(args: argparse.Namespace) -> int:
     findings = doctor.examine()
     print(doctor.as_text(findings))
     return 1 if any(f.state == "missing" for f in findings) else 0
+
+
+def _tasks(args: argparse.Namespace) -> None:
+    from pimem.tasks.base import RULER, TASKS
+
+    theirs = {ours: name for name, ours in RULER.items()}
+    for name, known in TASKS.items():
+        print(f"{name:18} {theirs.get(name, ''):16} {known.about}")
+
+
+def _check(args: argparse.Namespace) -> None:
+    from pimem import models
+    from pimem.config import ModelSpec
+    from pimem.tasks import check
+    from pimem.tokens import Tokenizer
+
+    tokenizer = Tokenizer.load(models.resolve(ModelSpec(path=args.model)))
+    wrong = 0
+    print(check.HEADER)
+    for one in check.check(args.names, args.lengths or check.LENGTHS, args.seed, tokenizer):
+        print(check.line(one), flush=True)
+        wrong += bool(one.faults)
+    if wrong:
+        raise PimemError(f"{wrong} samples do not verify; the lines marked FAILED say why")
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -277,6 +277,18 @@ SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
 """Presets over method fields: the paper's text, what the authors' released code does instead (DEVIATIONS.md), and LongBench
 v2's own protocol."""
 
+_OF_ESSAYS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")
+
+TASK_SEMANTICS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {},
+    "released": {
+        **{name: {"essays": "once"} for name in _OF_ESSAYS},
+        "hotpotqa": {"order": "constant"},
+        "squad": {"order": "constant"},
+    },
+}
+"""The same presets over the parameters of tasks: how the released data was made."""
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -285,7 +297,7 @@ class TaskSpec:
     name: str = "hotpotqa"
     """A task by name (`TASKS` in `pimem.tasks.base`)."""
     length: int = 50
-    """Documents for hotpotqa, tokens for the other tasks."""
+    """Tokens, or documents for hotpotqa unless its parameter `unit` says otherwise."""
     seed: int = 42
     """Seed of the samples."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -344,6 +356,14 @@ def method_spec(method: str, fields: Mapping[str, Any] | None = None, semantics:
         raise ConfigError(f"unknown semantics {semantics!r}; {nearest(semantics, SEMANTICS)}")
     preset = SEMANTICS[semantics].get(method, {})
     return typing.cast(MethodSpec, build_any(MethodSpec, {**preset, **(fields or {}), "method": method}, f"method {method}"))
+
+
+def task_params(task: str, params: Mapping[str, Any] | None = None, semantics: str = "paper") -> dict[str, Any]:
+    """A task's parameters under a preset of `SEMANTICS`, with `params` on top."""
+    own = dict(params or {})
+    if own.get("haystack", "own") not in ("own", "essays"):
+        return own  # What the preset says of essays has no meaning there.
+    return {**TASK_SEMANTICS.get(semantics, {}).get(task, {}), **own}
 
 
 METHODS: tuple[str, ...] = tuple(tagged(typing.get_args(MethodSpec))[1])

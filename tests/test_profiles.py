@@ -44,6 +44,22 @@ def test_runs_are_every_task_length_and_method(tmp_path: Path) -> None:
     assert specs[0].method.max_turns == 2  # type: ignore[union-attr]
 
 
+def test_the_released_preset_reaches_tasks_and_what_is_given_wins(tmp_path: Path) -> None:
+    tasks = {"hotpotqa": {}, "squad": {"order": "sample"}, "niah_multivalue": {"haystack": "hotpotqa"}, "niah_single_2": {}}
+    cells = {"02_hotpotqa": {"tasks": tasks, "lengths": [2000], "samples": 1, "methods": ["vanilla"]}}
+    released, paper = (
+        {s.task.name: s.task.params for s in p.run_specs(p.section("02_hotpotqa"))}
+        for p in (load(tmp_path, notebooks=cells, semantics=semantics) for semantics in ("released", "paper"))
+    )
+    assert paper == tasks
+    assert released == {
+        "hotpotqa": {"order": "constant"},
+        "squad": {"order": "sample"},
+        "niah_multivalue": {"haystack": "hotpotqa"},
+        "niah_single_2": {"essays": "once"},
+    }
+
+
 def test_a_notebook_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
     section = load(tmp_path).section("02_hotpotqa", {"lengths": [7], "samples": None, "methods": None})
     assert (section.lengths, section.samples, section.methods) == ((7,), 3, ())

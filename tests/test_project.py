@@ -148,7 +148,8 @@ def test_scripts_are_executable_and_stop_at_the_first_failure() -> None:
 def test_deviations_name_fields_that_exist() -> None:
     fields = re.findall(r"`([A-Z]\w+)\.(\w+)`", (ROOT / "DEVIATIONS.md").read_text(encoding="utf-8"))
     assert len(fields) > 8
-    modules = [import_module(f"pimem.{name}") for name in ("config", "records", "training.rewards", "training.spec")]
+    tasks = [f"tasks.{path.stem}" for path in (ROOT / "pimem" / "tasks").glob("*.py") if path.stem != "__init__"]
+    modules = [import_module(f"pimem.{name}") for name in ("config", "records", "training.rewards", "training.spec", *tasks)]
     for name, field in fields:
         (owner,) = {getattr(module, name) for module in modules if hasattr(module, name)}
         assert field in owner.__dataclass_fields__, f"DEVIATIONS.md names {name}.{field}"
@@ -160,6 +161,11 @@ def test_deviations_mention_every_field_of_the_released_preset() -> None:
     for method, fields in config.SEMANTICS["released"].items():
         spec = type(config.method_spec(method)).__name__
         assert [field for field in fields if f"`{spec}.{field}`" not in text] == []
+    for task, fields in config.TASK_SEMANTICS["released"].items():
+        module = import_module(f"pimem.tasks.{import_module('pimem.tasks.base').TASKS[task].module}")
+        (params,) = [name for name in vars(module) if name.endswith("Params")]
+        assert [field for field in fields if f"`{params}.{field}`" not in text] == []
+        assert set(fields) <= set(getattr(module, params).__dataclass_fields__)
 
 
 def test_the_makefile_describes_every_target_that_documents_name() -> None:

@@ -120,7 +120,15 @@ def test_holds_any_wants_whole_words() -> None:
 
 def test_score_of_alternatives() -> None:
     scores = score(trace(r"\boxed{Paris, France}", memory="Paris is it"), ("Paris", "Lutetia"), "boxed", "sub_em")
-    assert scores == {"sub_em": 1, "sub_em_strict": 1, "em": 0, "f1": pytest.approx(2 / 3), "extracted": 1, "coverage": 1}
+    assert scores == {
+        "sub_em": 1,
+        "sub_em_strict": 1,
+        "em": 0,
+        "f1": pytest.approx(2 / 3),
+        "contains": 1,
+        "extracted": 1,
+        "coverage": 1,
+    }
 
 
 def test_score_of_lists_takes_a_bare_response_whole() -> None:
@@ -135,7 +143,7 @@ def test_no_coverage_without_a_memory(method: str) -> None:
 
 def test_failed_traces_score_nothing_whatever_they_hold() -> None:
     scores = score(trace(r"\boxed{Paris}", memory="Paris", status="failed"), ("Paris",), "boxed", "sub_em")
-    assert set(scores) == {"sub_em", "sub_em_strict", "em", "f1", "extracted", "coverage"}
+    assert set(scores) == {"sub_em", "sub_em_strict", "em", "f1", "contains", "extracted", "coverage"}
     assert not any(scores.values())
 
 

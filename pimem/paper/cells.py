@@ -16,6 +16,7 @@ from pimem.errors import DataError, nearest
 from pimem.paper import published
 from pimem.paper.scores import primary_scores
 from pimem.scoring import WITHOUT_MEMORY
+from pimem.tasks.base import OOD, RULER
 
 FEW = 20
 """Below this many questions a bootstrap interval is on the narrow side, and the table says so."""
@@ -26,20 +27,7 @@ ROW = ("model", "prompts", "method", "variant")
 WITHOUT_RL = "w/o RL"
 """The variant of a method whose model has not been through reinforcement learning, as the paper names it."""
 
-OOD = (
-    *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
-    *("niah_multivalue", "niah_multiquery", "variable_tracking", "frequent_words", "squad"),
-)
-"""RULER's tasks that the paper's Table 2 averages: the thirteen without common words and HotpotQA."""
-
-RULER = {
-    **{name: name for name in OOD[:8]},
-    "variable_tracking": "vt",
-    "common_words": "cwe",
-    "frequent_words": "fwe",
-    "squad": "qa_1",
-    "hotpotqa": "qa_2",
-}
+NAMES = {ours: theirs for theirs, ours in RULER.items()}
 """RULER's thirteen tasks in its order, by its names of them."""
 
 GROUPS = {
@@ -161,7 +149,7 @@ def in_group(frame: pd.DataFrame, group: str) -> pd.DataFrame:
 
 def by_task(scores: pd.DataFrame, metric: str | None = None, *, version: str, level: float = 0.95) -> pd.DataFrame:
     """RULER's tasks one by one: a block a length (`at`), a column a task; HotpotQA where it counts tokens. As `cells`."""
-    part = scores[scores["task"].isin(RULER) & (scores["unit"] == "tokens")]
+    part = scores[scores["task"].isin(NAMES) & (scores["unit"] == "tokens")]
     found = cells(part, metric, version=version, level=level)
     found = found[found["column"] != "Avg"]
     return found.assign(at=found["length"].map(lambda n: f"{tokens_short(n)} tokens"), column=found["task"], task="ruler")

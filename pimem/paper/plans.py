@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pimem.paper import published
-from pimem.paper.cells import GROUPS, OOD, RULER, by_group, by_task, cells, over_tasks
+from pimem.paper.cells import GROUPS, NAMES, OOD, by_group, by_task, cells, over_tasks
 
 NOT_RUN = "not run"
 """The state of a cell of which there is no sample."""
@@ -101,6 +101,6 @@ PLANS = {
         source="s5_longbench_v2",
         without_rl=TRAINED,
     ),
-    "ruler_by_task": Plan("RULER task by task", tuple(RULER), RULER, {}, by_task),
+    "ruler_by_task": Plan("RULER task by task", tuple(NAMES), NAMES, {}, by_task),
 }
 """Every table by the name of its files."""

@@ -55,9 +55,20 @@ COUNTS = (
 )
 """Whole numbers, 0 and up. `length` is in the task's `unit`; `turns` counts the closing all-no turn."""
 
-SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "accuracy", "accuracy_released", "extracted", "coverage")
+SCORES = (
+    "sub_em",
+    "sub_em_strict",
+    "em",
+    "f1",
+    "contains",
+    "multi_recall",
+    "accuracy",
+    "accuracy_released",
+    "extracted",
+    "coverage",
+)
 
-LATER: dict[str, Any] = {"groups": "", "accuracy": None, "accuracy_released": None}
+LATER: dict[str, Any] = {"groups": "", "contains": None, "accuracy": None, "accuracy_released": None}
 """Columns that scores written before them lack, and what stands there then."""
 
 GROUPS = ("difficulty", "length", "domain", "sub_domain")

@@ -60,11 +60,28 @@ TASKS: dict[str, Known] = {
     "niah_multikey_3": Known("niah", "one long code under a long code, among nothing but such lines"),
     "niah_multivalue": Known("niah", "four numbers under one word, in essays"),
     "niah_multiquery": Known("niah", "four numbers under four words, in essays, all asked for"),
+    "variable_tracking": Known("variable_tracking", "five variables that come to hold one number, in repeated filler"),
+    "common_words": Known("word_counts", "the ten words that stand most often in a numbered list"),
+    "frequent_words": Known("word_counts", "the three made-up words that stand most often in a coded text"),
+    "squad": Known("squad", "one-hop questions over SQuAD paragraphs, one of which holds the answer"),
     "longbench_v2": Known(
         "longbench_v2", "multiple-choice questions over real documents; length is the most tokens of a context"
     ),
 }
-"""Every task. The NIAH family's length counts tokens."""
+"""Every task. Lengths count tokens, but for hotpotqa, whose parameter `unit` decides."""
+
+RULER = {
+    **{name: name for name in TASKS if name.startswith("niah_")},
+    "vt": "variable_tracking",
+    "cwe": "common_words",
+    "fwe": "frequent_words",
+    "qa_1": "squad",
+    "qa_2": "hotpotqa",
+}
+"""RULER's thirteen tasks by its names for them, and ours."""
+
+OOD = tuple(ours for name, ours in RULER.items() if name not in ("cwe", "qa_2"))
+"""The eleven tasks that the paper calls out of distribution (section 4)."""
 
 
 def build(task: TaskSpec, tokenizer: Tokenizer) -> Task:
@@ -73,7 +90,8 @@ def build(task: TaskSpec, tokenizer: Tokenizer) -> Task:
     Raises `ConfigError` for an unknown task or parameter and an impossible length, `DataError` where its data is not here.
     """
     if task.name not in TASKS:
-        raise ConfigError(f"unknown task {task.name!r}; {nearest(task.name, TASKS)}")
+        hint = f"RULER's {task.name} is {RULER[task.name]} here. " if task.name in RULER else ""
+        raise ConfigError(f"unknown task {task.name!r}; {hint}{nearest(task.name, TASKS)}")
     return import_module(f"pimem.tasks.{TASKS[task.name].module}").build(task, tokenizer)
 
 

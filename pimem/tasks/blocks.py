@@ -7,16 +7,17 @@ exactly at its own edges between two document heads, and the first and last docu
 
 from __future__ import annotations
 
-import bisect
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from pimem.config import canonical_hash
-from pimem.corpora import Corpus
+from pimem.corpora import Corpus, Paragraph
 from pimem.packages import arriving, home
+from pimem.tasks.pieces import Assembled
 from pimem.tokens import Tokenizer
 
 BETWEEN = "\n\n"
@@ -34,26 +35,31 @@ def head(number: int) -> str:
     return f"{_NEXT} {number}:\n"
 
 
-@dataclass(eq=False)
-class Assembled:
-    """A context put together from blocks; `span` as that of `pimem.tokens.LongText`."""
+class Shown(NamedTuple):
+    """Documents as they are shown."""
 
     text: str
-    ids: np.ndarray
-    """uint32, shape (tokens,)."""
-    tokenizer: Tokenizer
-    char_starts: list[int]
+    starts: list[int]
     """Character at which each document begins."""
-    token_starts: np.ndarray
-    """Token at which each document begins."""
+    bodies: list[int]
+    """Character at which each one's paragraph begins, after its number and title."""
 
-    def span(self, start: int, end: int) -> tuple[int, int]:
-        """The token range [first, last) that covers the characters [start, end), which lie within one document."""
-        at = bisect.bisect_right(self.char_starts, start) - 1
-        stop = self.char_starts[at + 1] if at + 1 < len(self.char_starts) else len(self.text)
-        base = self.char_starts[at]
-        first, last = self.tokenizer.encode_long(self.text[base:stop]).span(start - base, end - base)
-        return int(self.token_starts[at]) + first, int(self.token_starts[at]) + last
+
+def render(corpus: Corpus, documents: Sequence[int], titled: bool = True) -> Shown:
+    """Numbered documents as one text, each with its title or without."""
+    parts, starts, bodies, at = [], [], [], 0
+    for number, index in enumerate(documents, start=1):
+        paragraph = corpus.paragraphs[index]
+        above = head(number) + _title(paragraph, titled)
+        starts.append(at)
+        bodies.append(at + len(above))
+        parts.append(above + paragraph.text)
+        at += len(parts[-1]) + len(BETWEEN)
+    return Shown(BETWEEN.join(parts), starts, bodies)
+
+
+def _title(paragraph: Paragraph, titled: bool) -> str:
+    return f"{paragraph.title}\n" if titled else ""
 
 
 class Blocks:
@@ -89,19 +95,20 @@ class Blocks:
         return np.array_equal(first, made.ids[: len(first)]) and np.array_equal(last, made.ids[len(made.ids) - len(last) :])
 
 
-def load(corpus: Corpus, tokenizer: Tokenizer, make: bool) -> Blocks | None:
+def load(corpus: Corpus, tokenizer: Tokenizer, make: bool, titled: bool = True) -> Blocks | None:
     """The blocks of `corpus` in this tokenizer's ids, from disk; where they are not there, made if `make`, else None.
 
     Raises `DataError` where they cannot be written.
     """
     identity = {"format": _FORMAT, "data": corpus.hash, "tokenizer": tokenizer.hash, "head": head(1), "between": BETWEEN}
+    identity |= {} if titled else {"titled": False}
     folder = home() / "built" / f"paragraphs-{canonical_hash(identity, length=16)}"
     if not folder.exists():
         if not make:
             return None
         with arriving(folder, 200_000_000, lambda: None, lambda line: None) as work:
             if work is not None:
-                _make(corpus, tokenizer, work)
+                _make(corpus, tokenizer, work, titled)
     return _open(folder, tokenizer)
 
 
@@ -110,12 +117,12 @@ def _open(folder: Path, tokenizer: Tokenizer) -> Blocks:
     return Blocks(folder, tokenizer)
 
 
-def _make(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> None:
+def _make(corpus: Corpus, tokenizer: Tokenizer, folder: Path, titled: bool) -> None:
     before, after = tokenizer.encode(head(1)), tokenizer.encode(_NEXT)
     parts, starts = [], [0]
     for at in range(0, len(corpus.paragraphs), _BATCH):
         batch = corpus.paragraphs[at : at + _BATCH]
-        for ids in tokenizer.encode_many([f"{head(1)}{p.title}\n{p.text}{BETWEEN}{_NEXT}" for p in batch]):
+        for ids in tokenizer.encode_many([f"{head(1)}{_title(p, titled)}{p.text}{BETWEEN}{_NEXT}" for p in batch]):
             inner = ids[len(before) : len(ids) - len(after)]
             whole = np.array_equal(ids[: len(before)], before) and np.array_equal(ids[len(ids) - len(after) :], after)
             parts.append(inner if whole else inner[:0])

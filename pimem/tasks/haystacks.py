@@ -90,14 +90,24 @@ def hotpotqa(part: str) -> Haystack:
     return Haystack(canonical_hash([corpus.hash, part]), " ", count, units)
 
 
+def _plain_words(name: str) -> tuple[str, ...]:
+    """The plain lower-case words of one of the wonderwords package's lists, sorted."""
+    raw = resources.files("wonderwords.assets").joinpath(f"{name}.txt").read_text(encoding="utf-8")
+    return tuple(sorted({word for line in raw.splitlines() if re.fullmatch(r"[a-z]{3,}", word := line.strip())}))
+
+
 @cache
 def words() -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Adjectives, nouns and a digest of both: the plain lower-case words of the wonderwords package's lists."""
-    lists = []
-    for name in ("adjectivelist", "nounlist"):
-        raw = resources.files("wonderwords.assets").joinpath(f"{name}.txt").read_text(encoding="utf-8")
-        lists.append(tuple(sorted({word for line in raw.splitlines() if re.fullmatch(r"[a-z]{3,}", word := line.strip())})))
+    """Adjectives, nouns and a digest of both."""
+    lists = [_plain_words(name) for name in ("adjectivelist", "nounlist")]
     return lists[0], lists[1], canonical_hash(lists)
+
+
+@cache
+def vocabulary() -> tuple[tuple[str, ...], str]:
+    """Nouns, adjectives and verbs, each word once and sorted, and a digest of them."""
+    merged = tuple(sorted({word for name in ("adjectivelist", "nounlist", "verblist") for word in _plain_words(name)}))
+    return merged, canonical_hash(merged)
 
 
 def names(kind: str, key: str) -> Iterator[str]:

@@ -11,9 +11,9 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from pimem import corpora, data
+from pimem import data
 from pimem.config import TaskSpec, as_dict
 from pimem.config import build as build_spec
 from pimem.corpora import Corpus, Question
@@ -21,13 +21,18 @@ from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
 from pimem.tasks import blocks
 from pimem.tasks.base import Built, Draw, check_range, digest
-from pimem.tasks.blocks import Assembled
+from pimem.tasks.blocks import Shown
+from pimem.tasks.blocks import render as render
+from pimem.tasks.pieces import Assembled, Filled, fill
 from pimem.tokens import LongText, Tokenizer
 
 FORMAT = 1
 """Goes up when samples are made differently."""
 EVALUATION_SHARE = 0.39
 """Part of the paragraphs kept for evaluation by the split: of HotpotQA's 66,635 about 26,000, enough for 25,600 documents."""
+
+WORTHWHILE_TOKENS = 200_000
+"""From this length on a search for as many documents as fill it counts paragraphs tokenised once."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class HotpotQAParams:
 
     split: Literal["all", "train", "eval"] = "all"
     """all: every question over every paragraph, as in the paper; train and eval share neither questions nor paragraphs."""
+    unit: Literal["documents", "tokens"] = "documents"
+    """What the length counts: documents, as memory agents are evaluated, or tokens, as in RULER (its task qa_2)."""
+    order: Literal["sample", "constant"] = "sample"
+    """constant: a question's own paragraphs take the same places in every context of as many documents, as in the released
+    data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +54,6 @@ class Pool:
 
     questions: tuple[int, ...]
     paragraphs: tuple[int, ...]
-
-
-class Shown(NamedTuple):
-    """Documents as they are shown."""
-
-    text: str
-    starts: list[int]
-    """Character at which each document begins."""
-    bodies: list[int]
-    """Character at which each one's paragraph begins, after its number and title."""
 
 
 @functools.lru_cache(maxsize=6)
@@ -97,18 +97,19 @@ class HotpotQA:
 
     name = "hotpotqa"
     metric = "sub_em"
-    unit = "documents"
 
     def __init__(self, task: TaskSpec, tokenizer: Tokenizer, corpus: Corpus):
         params = build_spec(HotpotQAParams, task.params, "task hotpotqa: params")
         self._task, self._tokenizer, self._corpus = task, tokenizer, corpus
-        self._pool = split(corpus, params.split)
+        self.unit: str = params.unit
+        self._params, self._pool = params, split(corpus, params.split)
         available = len(self._pool.paragraphs)
-        if task.length > available:
+        wanted = task.length if params.unit == "documents" else available
+        if wanted > available:
             raise ConfigError(
                 f"task hotpotqa: {task.length:,} documents are asked for and there are {available:,} in split {params.split!r}"
             )
-        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= task.length]
+        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= wanted]
         if len(usable) < len(self._pool.questions):
             raise ConfigError(
                 f"task hotpotqa: {task.length} documents cannot hold the gold paragraphs of every question; 2 can"
@@ -125,7 +126,8 @@ class HotpotQA:
 
     def _sample(self, index: int) -> Sample:
         question = self._corpus.questions[self._usable[self._order[index]]]
-        documents = self._documents(question)
+        size, filled = self._size(index, question)
+        documents = self._documents(question, size)
         shown = render(self._corpus, documents)
         long = self._tokenised(documents, shown)
         evidence = []
@@ -138,6 +140,7 @@ class HotpotQA:
             "gold_documents": sorted(place[p] + 1 for p in gold(question)),
             "question_id": question.id,
             "kind": question.kind,
+            **filled,
         }
         recipe = {**meta, "evidence": [[e.start, e.end] for e in evidence], "ids": digest(long.ids)}
         self._built.keep(index, recipe)
@@ -151,23 +154,54 @@ class HotpotQA:
             meta=meta,
         )
 
-    def _documents(self, question: Question) -> list[int]:
+    def _size(self, index: int, question: Question) -> tuple[int, dict[str, Any]]:
+        """How many documents the context has, and what was found where the length counts tokens."""
+        length = self._task.length
+        if self.unit == "documents":
+            return length, {}
+        least = len(gold(question))
+        filled = Filled.of(self._built.get(index))
+        if filled is None:
+            try:
+                filled = fill(length, lambda n: self._tokens(question, n + least), len(self._pool.paragraphs) - least)
+            except ValueError as error:
+                raise ConfigError(
+                    f"task hotpotqa: length {length:,} has no room for the gold paragraphs of question {question.id}, "
+                    f"{error} tokens"
+                ) from None
+        if filled.one_more is None:
+            raise ConfigError(
+                f"task hotpotqa: {length:,} tokens are asked for, split {self._params.split!r} has {filled.tokens:,}"
+            )
+        return filled.units + least, filled._asdict()
+
+    def _tokens(self, question: Question, size: int) -> int:
+        documents = self._documents(question, size)
+        return len(self._tokenised(documents, render(self._corpus, documents)).ids)
+
+    def _documents(self, question: Question, length: int) -> list[int]:
         """Paragraph numbers in the order they are shown: gold, the question's own others, then others of the pool."""
-        length, seed = self._task.length, self._task.seed
+        seed = self._task.seed
         pool = self._pool.paragraphs
         first = gold(question)
         members = set(pool)
         own = [p for p in question.paragraphs if p in members and p not in first]
         chosen = (first + own)[:length]
+        constant = self._params.order == "constant"
+        if constant and len(chosen) == len(first + own):
+            # As they came with the question, so that gold and distractors take turns at the constant places.
+            chosen.sort(key=question.paragraphs.index)
         taken = set(chosen)
         if len(chosen) < length:
             fill = (pool[i] for i in Draw("hotpotqa fill", seed, question.id).order(len(pool)))
             chosen += itertools.islice((p for p in fill if p not in taken), length - len(chosen))
-        return [chosen[i] for i in Draw("hotpotqa order", seed, question.id, length).order(length)]
+        own_order = () if constant else (seed, question.id)
+        return [chosen[i] for i in Draw("hotpotqa order", *own_order, length).order(length)]
 
     def _tokenised(self, documents: list[int], shown: Shown) -> LongText | Assembled:
         """The context's ids: put together from paragraphs tokenised once where many are asked for, else tokenised whole."""
-        made = blocks.load(self._corpus, self._tokenizer, make=len(documents) >= blocks.WORTHWHILE)
+        many = len(documents) >= blocks.WORTHWHILE or (self.unit == "tokens" and self._task.length >= WORTHWHILE_TOKENS)
+        made = blocks.load(self._corpus, self._tokenizer, make=many)
         together = made.assemble(documents, shown.text, shown.starts) if made else None
         return together or self._tokenizer.encode_long(shown.text)
 
@@ -184,16 +218,3 @@ class HotpotQA:
             at = bodies[place[paragraph]] + len(before) + len(body) - len(body.lstrip())
             ranges.add((at, at + len(body.strip())))
         return sorted(ranges)
-
-
-def render(corpus: corpora.Corpus, documents: list[int]) -> Shown:
-    """Numbered documents as one text."""
-    parts, starts, bodies, at = [], [], [], 0
-    for number, index in enumerate(documents, start=1):
-        paragraph = corpus.paragraphs[index]
-        head = f"{blocks.head(number)}{paragraph.title}\n"
-        starts.append(at)
-        bodies.append(at + len(head))
-        parts.append(head + paragraph.text)
-        at += len(parts[-1]) + len(blocks.BETWEEN)
-    return Shown(blocks.BETWEEN.join(parts), starts, bodies)

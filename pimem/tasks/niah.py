@@ -7,20 +7,22 @@ length. Keys, values and depths depend on the seed and the sample's number, so e
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pimem.config import TaskSpec, as_dict, canonical_hash
 from pimem.config import build as build_spec
 from pimem.errors import ConfigError
-from pimem.records import Evidence, Sample
+from pimem.records import Sample
 from pimem.tasks import haystacks
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.haystacks import Haystack
-from pimem.tokens import LongText, Tokenizer
+from pimem.tasks.needles import Needle, hide
+from pimem.tasks.needles import assemble as assemble
+from pimem.tasks.pieces import Filled, Pieces
+from pimem.tokens import Tokenizer
 
 FORMAT = 1
 """Goes up when samples are made differently."""
@@ -36,6 +38,9 @@ class NiahParams:
     """own is the variant's, as in RULER; noise repeats a filler line; hotpotqa takes sentences of HotpotQA's paragraphs."""
     split: Literal["all", "train", "eval"] = "all"
     """Which of HotpotQA's paragraphs its haystack may use, so that training and evaluation share none."""
+    essays: Literal["repeated", "once"] = "repeated"
+    """What becomes of a length that is more than the essays: they repeat, or the text ends with them, short of the length, as
+    in the released data."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +69,6 @@ VARIANTS = {
     "niah_multiquery": Variant("essays", keys_hidden=4, keys_asked=4),
 }
 _NOUN = {"number": "number", "uuid": "code"}
-
-
-@dataclass(frozen=True)
-class Needle:
-    """One hidden sentence."""
-
-    key: str
-    value: str
-    text: str
-    depth: float
-    """Where it stands: 0 is the start, 1 the end of the haystack."""
-    asked: bool
 
 
 def sentence(key: str, value: str, kind: str) -> str:
@@ -110,6 +103,11 @@ class Niah:
         if self._variant.haystack == "needles" and params.haystack != "own":
             raise ConfigError(f"task {task.name}: params.haystack: its haystack is made of needles and cannot be replaced")
         self._haystack = self._choose(params)
+        own_essays = params.haystack == "essays" or (params.haystack == "own" and self._variant.haystack == "essays")
+        if params.essays == "once" and not own_essays:
+            raise ConfigError(f"task {task.name}: params.essays: its haystack is not made of essays")
+        self._most = self._haystack.unit_count if params.essays == "once" else None
+        self._pieces = Pieces(tokenizer)
         self.data_hash = canonical_hash([self._haystack.data_hash, haystacks.words()[2], FORMAT], 64)
         identity = {"task": as_dict(task) | {"params": as_dict(params)}, "format": FORMAT}
         self._built = Built(identity | {"data": self.data_hash, "tokenizer": tokenizer.hash})
@@ -158,120 +156,31 @@ class Niah:
         return f"{self.name} {self._task.seed} {index}"
 
     def _sample(self, index: int) -> Sample:
-        needles = self.needles(index)
-        units = _Units(self._haystack.units(self._key(index)))
-        known = self._built.get(index)
-        size = known.get("units") if known else None
-        if not isinstance(size, int) or size < 0:
-            size = self._fill(units, needles)
-        long, places = self._tokenised(units, needles, size)
-        asked = [(needle, place) for needle, place in zip(needles, places, strict=True) if needle.asked]
-        evidence = tuple(Evidence(*long.span(at, at + len(needle.text)), needle.text) for needle, at in asked)
-        keys = list(dict.fromkeys(needle.key for needle, _ in asked))
+        key, needles = self._key(index), self.needles(index)
         repeats = self._haystack.unit_count
-        recipe: dict[str, Any] = {
-            "units": size,
-            "tokens": len(long.ids),
-            "evidence": [[e.start, e.end] for e in evidence],
-            "ids": digest(long.ids),
-        }
+        # A haystack that never repeats would only fill the memory with pieces.
+        pieces = self._pieces if repeats else Pieces(self._tokenizer)
+        known = Filled.of(self._built.get(index))
+        try:
+            hidden = hide(needles, self._haystack, key, self._task.length, pieces, self._most, known)
+        except ConfigError as error:
+            raise ConfigError(f"task {self.name}: {error}") from None
+        asked = [needle for needle in needles if needle.asked]
+        keys = list(dict.fromkeys(needle.key for needle in asked))
+        ids, filled = hidden.long.ids, hidden.filled._asdict() | {"tokens": len(hidden.long.ids)}
+        recipe: dict[str, Any] = {**filled, "evidence": [[e.start, e.end] for e in hidden.evidence], "ids": digest(ids)}
         self._built.keep(index, recipe)
         return Sample(
             id=f"{self.name}-{self._task.length}-{index}",
             cluster=f"{self.name}-{index}",
             question=ask(keys, self._variant.values, several=len(asked) > 1),
-            answers=tuple(needle.value for needle, _ in asked),
-            context_ids=long.ids,
-            evidence=evidence,
+            answers=tuple(needle.value for needle in asked),
+            context_ids=ids,
+            evidence=hidden.evidence,
             meta={
-                "tokens": len(long.ids),
-                "units": size,
-                "haystack_repeats": bool(repeats and size > repeats),
+                **filled,
+                "haystack_repeats": bool(repeats and hidden.filled.units > repeats),
                 "keys": keys,
-                "depths": [round(needle.depth, 4) for needle, _ in asked],
+                "depths": [round(needle.depth, 4) for needle in asked],
             },
         )
-
-    def _tokenised(self, units: _Units, needles: list[Needle], size: int) -> tuple[LongText, list[int]]:
-        text, places = assemble(units.first(size), needles, self._haystack.joiner)
-        return self._tokenizer.encode_long(text), places
-
-    def _fill(self, units: _Units, needles: list[Needle]) -> int:
-        """The largest number of units with which the context keeps its length, found by exact counts of whole contexts.
-
-        Each count is followed by a step over single units' counts, which lands on the right size or beside it.
-        """
-        length, joiner = self._task.length, self._haystack.joiner
-
-        @functools.cache
-        def whole(size: int) -> int:
-            return len(self._tokenised(units, needles, size)[0].ids)
-
-        def single(at: int) -> int:
-            return max(1, len(self._tokenizer.encode(joiner + units.at(at))))
-
-        if whole(0) > length:
-            raise ConfigError(
-                f"task {self.name}: length {length:,} has no room for the {len(needles)} needles alone, {whole(0)} tokens"
-            )
-        low, high, size = 0, None, 0
-        for tries in itertools.count():
-            size = _step(size, length - whole(size), single)
-            if high is not None and (tries >= 8 or not low < size < high):
-                size = min(max(size, low + 1), high - 1) if tries < 8 else (low + high) // 2
-            size = max(size, low + 1)
-            if whole(size) <= length:
-                low = size
-            else:
-                high = size
-            if high is not None and high - low == 1:
-                return low
-        raise AssertionError("unreachable")
-
-
-class _Units:
-    """The units of one sample, made as far as they are needed."""
-
-    def __init__(self, source: Iterator[str]):
-        self._source, self._made = source, list[str]()
-
-    def first(self, n: int) -> list[str]:
-        self._made += itertools.islice(self._source, max(0, n - len(self._made)))
-        return self._made[:n]
-
-    def at(self, index: int) -> str:
-        self.first(index + 1)
-        return self._made[index]
-
-
-def _step(size: int, room: int, single: Callable[[int], int]) -> int:
-    """Units after adding (or taking away) as many as `room` tokens hold; far steps are estimated from a stretch of units."""
-    stretch = 256
-    while room > 0:
-        costs = [single(at) for at in range(size, size + stretch)]
-        if sum(costs) * 8 < room:
-            return size + room * stretch // sum(costs)
-        for cost in costs:
-            if cost > room:
-                return size
-            room -= cost
-            size += 1
-    while room < 0 and size > 0:
-        size -= 1
-        room += single(size)
-    return size
-
-
-def assemble(units: list[str], needles: list[Needle], joiner: str) -> tuple[str, list[int]]:
-    """Units and needles as one text, and the character at which each needle begins. `needles` are sorted by depth."""
-    parts: list[str] = []
-    marks: list[int] = []
-    at = 0
-    for needle in needles:
-        slot = round(needle.depth * len(units))
-        parts += [*units[at:slot], needle.text]
-        marks.append(len(parts) - 1)
-        at = slot
-    parts += units[at:]
-    starts = list(itertools.accumulate((len(part) + len(joiner) for part in parts), initial=0))
-    return joiner.join(parts), [starts[mark] for mark in marks]

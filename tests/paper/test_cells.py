@@ -8,15 +8,15 @@ from scipy.stats import norm
 from statsmodels.stats.proportion import proportion_confint
 
 from pimem.errors import DataError
-from pimem.paper.cells import OOD, RULER, Absent, by_group, by_task, cells, domains, heading, over_tasks, with_rows_before_rl
+from pimem.paper.cells import NAMES, OOD, Absent, by_group, by_task, cells, domains, heading, over_tasks, with_rows_before_rl
 from pimem.paper.scores import combine, primary_scores, validate
 
 VERSION = "2026-01-02-0123456789"
 
 
 def test_the_eleven_tasks() -> None:
-    assert len(RULER) == len(set(RULER)) == 13
-    assert set(RULER) - set(OOD) == {"common_words", "hotpotqa"}
+    assert len(NAMES) == len(set(NAMES)) == 13
+    assert set(NAMES) - set(OOD) == {"common_words", "hotpotqa"}
 
 
 def test_a_mean_over_tasks_weighs_them_alike_and_keeps_their_questions_apart(ood_scores: pd.DataFrame) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hotpotqa_like
 import pytest
@@ -22,18 +23,33 @@ def sentences(title: str, n: int) -> list[str]:
     ]
 
 
+def article(n: int) -> dict[str, Any]:
+    """An article in SQuAD's published format: five paragraphs, each with a question it answers and one it does not."""
+    paragraphs = []
+    for m in range(5):
+        said = f"Mill {n}-{m} was built in {1500 + 10 * n + m}. It has {m + 2} wheels, and a café."
+        asked = {"id": f"s{n}{m}", "question": f"When was mill {n}-{m} built?", "is_impossible": False}
+        asked["answers"] = [{"text": f"{1500 + 10 * n + m}"}, {"text": f"in {1500 + 10 * n + m}"}]
+        never = {"id": f"n{n}{m}", "question": "Who burnt it?", "is_impossible": True, "answers": []}
+        paragraphs.append({"context": said, "qas": [asked, never]})
+    return {"title": f"Mills of valley {n}", "paragraphs": paragraphs}
+
+
 @pytest.fixture(scope="session")
 def small_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PIMEM_HOME that holds the small set as hotpotqa, and a few sentences as essays."""
+    """A PIMEM_HOME that holds the small sets as hotpotqa and squad, and a few sentences as essays."""
     folder = tmp_path_factory.mktemp("home")
     source = folder / "dev.json"
     source.write_text(json.dumps(hotpotqa_like.records(sentences)), encoding="utf-8")
     essays = folder / "essays.txt"
     essays.write_text(" ".join(f"Thought {n} is worth a walk. Is it? It is!" for n in range(40)), encoding="utf-8")
+    squad = folder / "squad.json"
+    squad.write_text(json.dumps({"data": [article(n) for n in range(8)]}), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIMEM_HOME", str(folder))
         data.fetch("hotpotqa", source, report=lambda line: None)
         data.fetch("essays", essays, report=lambda line: None)
+        data.fetch("squad", squad, report=lambda line: None)
     return folder
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimem.config import TaskSpec
-from pimem.errors import DataError
+from pimem.errors import ConfigError, DataError
 from pimem.tasks import base
 from pimem.tasks.base import Built, Draw
 from pimem.tokens import Tokenizer
@@ -33,13 +33,23 @@ def test_keys_are_told_apart() -> None:
 
 def test_every_task_builds_and_says_what_it_is(tokenizer: Tokenizer) -> None:
     for name in base.TASKS:
-        task = base.build(TaskSpec(name=name, length=700 if name.startswith("niah") else 20), tokenizer)
+        length = 20 if name == "hotpotqa" else 1200
+        task = base.build(TaskSpec(name=name, length=length), tokenizer)
         assert task.name == name
-        assert task.metric == ("multi_recall" if name.startswith("niah") else "sub_em")
-        assert task.unit == ("tokens" if name.startswith("niah") else "documents")
+        assert task.metric == ("sub_em" if name in ("hotpotqa", "squad") else "multi_recall")
+        assert task.unit == ("documents" if name == "hotpotqa" else "tokens")
         (sample,) = task.samples(1, start=2)
-        assert sample.id == f"{name}-{700 if name.startswith('niah') else 20}-2"
+        assert sample.id == f"{name}-{length}-2"
         assert len(sample.context_ids) == sample.meta["tokens"]
+
+
+def test_rulers_thirteen_tasks_and_the_papers_eleven_are_ours() -> None:
+    assert len(base.RULER) == 13
+    assert set(base.RULER.values()) == set(base.TASKS)
+    assert len(base.OOD) == 11
+    assert set(base.TASKS) - set(base.OOD) == {"common_words", "hotpotqa"}
+    with pytest.raises(ConfigError, match="RULER's vt is variable_tracking here"):
+        base.build(TaskSpec(name="vt"), None)  # type: ignore[arg-type]
 
 
 def test_a_recipe_is_kept_compared_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

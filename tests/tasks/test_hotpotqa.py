@@ -72,6 +72,30 @@ def test_gold_positions_vary_between_samples(tokenizer: Tokenizer) -> None:
     assert len({tuple(s.meta["gold_documents"]) for s in samples}) >= 18
 
 
+@settings(deadline=None, max_examples=8)
+@given(length=st.integers(400, 4000), index=st.integers(0, 39))
+def test_a_length_in_tokens_is_filled_to_the_document(tokenizer: Tokenizer, length: int, index: int) -> None:
+    task = base.build(TaskSpec(length=length, params={"unit": "tokens"}), tokenizer)
+    (sample,) = task.samples(1, start=index)
+    assert len(sample.context_ids) <= length < sample.meta["one_more"]
+    (longer,) = base.build(TaskSpec(length=sample.meta["documents"] + 1), tokenizer).samples(1, start=index)
+    assert len(longer.context_ids) == sample.meta["one_more"]
+    (same,) = base.build(TaskSpec(length=sample.meta["documents"]), tokenizer).samples(1, start=index)
+    assert np.array_equal(same.context_ids, sample.context_ids)
+    assert same.evidence == sample.evidence
+
+
+def test_a_constant_order_gives_a_questions_own_paragraphs_the_same_places(tokenizer: Tokenizer, corpus: Corpus) -> None:
+    task = base.build(TaskSpec(length=60, params={"order": "constant"}), tokenizer)
+    places = []
+    for sample in task.samples(20):
+        shown = documents(tokenizer.decode(sample.context_ids))
+        (question,) = [q for q in corpus.questions if q.id == sample.cluster]
+        places.append(frozenset(shown.index(corpus.paragraphs[p].title) for p in question.paragraphs))
+    assert len(places[0]) == 8
+    assert len(set(places)) == 1
+
+
 def test_the_seed_decides_the_questions(tokenizer: Tokenizer) -> None:
     clusters = {seed: [s.cluster for s in base.build(TaskSpec(length=10, seed=seed), tokenizer).samples(8)] for seed in (1, 2)}
     assert clusters[1] != clusters[2]
@@ -104,6 +128,10 @@ def test_contexts_of_a_split_stay_in_it(tokenizer: Tokenizer, corpus: Corpus, pa
 def test_impossible_requests_are_named(tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match=r"181 documents are asked for and there are 1\d\d"):
         base.build(TaskSpec(length=181), tokenizer)
+    with pytest.raises(ConfigError, match=r"400,000 tokens are asked for, split 'all' has \d\d,\d\d\d"):
+        next(base.build(TaskSpec(length=400_000, params={"unit": "tokens"}), tokenizer).samples(1))
+    with pytest.raises(ConfigError, match="length 10 has no room for the gold paragraphs of question q"):
+        next(base.build(TaskSpec(length=10, params={"unit": "tokens"}), tokenizer).samples(1))
     with pytest.raises(ConfigError, match="2 can"):
         base.build(TaskSpec(length=1), tokenizer)
     with pytest.raises(ConfigError, match=r"samples 30 to 49 are asked for and there are 40"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from pimem import data
 from pimem.config import TaskSpec
 from pimem.errors import ConfigError, DataError
-from pimem.tasks import base, haystacks, niah
+from pimem.tasks import base, haystacks, niah, pieces
 from pimem.tasks.niah import VARIANTS
 from pimem.tokens import Tokenizer
 
@@ -22,10 +24,11 @@ NAMES = sorted(VARIANTS)
 def test_filled_to_the_unit_and_never_above(tokenizer: Tokenizer, name: str, length: int, index: int) -> None:
     task = base.build(TaskSpec(name=name, length=length), tokenizer)
     (sample,) = task.samples(1, start=index)
-    assert len(sample.context_ids) <= length
-    units = niah._Units(task._haystack.units(task._key(index)))
-    longer, _ = task._tokenised(units, task.needles(index), sample.meta["units"] + 1)
-    assert len(longer.ids) > length
+    text = tokenizer.decode(sample.context_ids)
+    assert np.array_equal(tokenizer.encode_long(text).ids, sample.context_ids)
+    units = list(itertools.islice(task._haystack.units(task._key(index)), sample.meta["units"] + 1))
+    longer, _ = niah.assemble(units, task.needles(index), task._haystack.joiner)
+    assert len(sample.context_ids) <= length < len(tokenizer.encode_long(longer).ids) == sample.meta["one_more"]
     for evidence, value in zip(sample.evidence, sample.answers, strict=True):
         shown = tokenizer.decode(sample.context_ids[evidence.start : evidence.end])
         assert evidence.text in shown
@@ -91,10 +94,18 @@ def test_essays_repeat_and_say_so(tokenizer: Tokenizer) -> None:
     assert (short.meta["haystack_repeats"], long.meta["haystack_repeats"]) == (False, True)
 
 
+def test_essays_that_do_not_repeat_end_short_of_the_length(tokenizer: Tokenizer) -> None:
+    spec = TaskSpec(name="niah_single_2", length=6000, params={"essays": "once"})
+    (sample,) = base.build(spec, tokenizer).samples(1)
+    assert (sample.meta["units"], sample.meta["one_more"]) == (120, None)
+    text = tokenizer.decode(sample.context_ids)
+    assert [text.count(f"Thought {n} is") for n in range(40)] == [1] * 40
+
+
 def test_a_second_process_finds_the_recipe_and_does_not_search(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TaskSpec(name="niah_single_1", length=1234, seed=99)
     (first,) = base.build(spec, tokenizer).samples(1)
-    monkeypatch.setattr(niah.Niah, "_fill", lambda *args: pytest.fail("searched again"))
+    monkeypatch.setattr(pieces, "fill", lambda *args: pytest.fail("searched again"))
     (again,) = base.build(spec, tokenizer).samples(1)
     assert np.array_equal(first.context_ids, again.context_ids)
     assert first.evidence == again.evidence
@@ -105,6 +116,8 @@ def test_impossible_requests_are_named(tokenizer: Tokenizer, monkeypatch: pytest
         next(base.build(TaskSpec(name="niah_multivalue", length=30), tokenizer).samples(1))
     with pytest.raises(ConfigError, match="cannot be replaced"):
         base.build(TaskSpec(name="niah_multikey_2", length=900, params={"haystack": "noise"}), tokenizer)
+    with pytest.raises(ConfigError, match=r"params\.essays: its haystack is not made of essays"):
+        base.build(TaskSpec(name="niah_single_1", length=900, params={"essays": "once"}), tokenizer)
     with pytest.raises(ConfigError, match="did you mean 'niah_multivalue'"):
         base.build(TaskSpec(name="niah_multivalues"), tokenizer)
 
