@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from pimem.config import build as build_spec
 from pimem.corpora import Corpus, Question
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
+from pimem.schema import check_share
 from pimem.tasks import blocks
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.blocks import Assembled
@@ -36,6 +38,12 @@ class HotpotQAParams:
 
     split: Literal["all", "train", "eval"] = "all"
     """all: every question over every paragraph, as in the paper; train and eval share neither questions nor paragraphs."""
+    evidence_within: float = 1.0
+    """Share of the documents, from the first on, among which all gold ones stand, at places drawn there. GRU-Mem's paper has
+    0.1 and 0.2, too (Tables 2 and 4)."""
+
+    def __post_init__(self) -> None:
+        check_share(self, "evidence_within")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +116,13 @@ class HotpotQA:
             raise ConfigError(
                 f"task hotpotqa: {task.length:,} documents are asked for and there are {available:,} in split {params.split!r}"
             )
-        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= task.length]
+        # 0.29 of 100 documents are 29, whatever floating point makes of it.
+        self._first = math.floor(round(params.evidence_within * task.length, 6))
+        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= self._first]
         if len(usable) < len(self._pool.questions):
+            share = "" if params.evidence_within == 1 else f", the first {params.evidence_within:.0%} of {task.length},"
             raise ConfigError(
-                f"task hotpotqa: {task.length} documents cannot hold the gold paragraphs of every question; 2 can"
+                f"task hotpotqa: {self._first} documents{share} cannot hold the gold paragraphs of every question; 2 can"
             )
         self._order = Draw("hotpotqa questions", task.seed).order(len(usable))
         self._usable = usable
@@ -163,7 +174,12 @@ class HotpotQA:
         if len(chosen) < length:
             fill = (pool[i] for i in Draw("hotpotqa fill", seed, question.id).order(len(pool)))
             chosen += itertools.islice((p for p in fill if p not in taken), length - len(chosen))
-        return [chosen[i] for i in Draw("hotpotqa order", seed, question.id, length).order(length)]
+        order = Draw("hotpotqa order", seed, question.id, length).order(length).tolist()
+        if self._first < length:
+            places = Draw("hotpotqa gold places", seed, question.id, length).order(self._first)[: len(first)].tolist()
+            at, others = dict(zip(places, range(len(first)), strict=True)), (i for i in order if i >= len(first))
+            order = [at[place] if place in at else next(others) for place in range(length)]
+        return [chosen[i] for i in order]
 
     def _tokenised(self, documents: list[int], shown: Shown) -> LongText | Assembled:
         """The context's ids: put together from paragraphs tokenised once where many are asked for, else tokenised whole."""

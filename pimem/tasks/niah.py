@@ -17,6 +17,7 @@ from pimem.config import TaskSpec, as_dict, canonical_hash
 from pimem.config import build as build_spec
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
+from pimem.schema import check_share
 from pimem.tasks import haystacks
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.haystacks import Haystack
@@ -36,6 +37,12 @@ class NiahParams:
     """own is the variant's, as in RULER; noise repeats a filler line; hotpotqa takes sentences of HotpotQA's paragraphs."""
     split: Literal["all", "train", "eval"] = "all"
     """Which of HotpotQA's paragraphs its haystack may use, so that training and evaluation share none."""
+    evidence_within: float = 1.0
+    """Share of the haystack, from its start, in which the needles asked for stand, at depths drawn there; others are anywhere.
+    GRU-Mem's paper also has 0.1 and 0.2 (Tables 2 and 4)."""
+
+    def __post_init__(self) -> None:
+        check_share(self, "evidence_within")
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,7 @@ class Niah:
         if self._variant.haystack == "needles" and params.haystack != "own":
             raise ConfigError(f"task {task.name}: params.haystack: its haystack is made of needles and cannot be replaced")
         self._haystack = self._choose(params)
+        self._within = params.evidence_within
         self.data_hash = canonical_hash([self._haystack.data_hash, haystacks.words()[2], FORMAT], 64)
         identity = {"task": as_dict(task) | {"params": as_dict(params)}, "format": FORMAT}
         self._built = Built(identity | {"data": self.data_hash, "tokenizer": tokenizer.hash})
@@ -150,8 +158,8 @@ class Niah:
         made = []
         for at, (value, depth) in enumerate(zip(values, depths, strict=True)):
             number = at // variant.values_per_key
-            text = sentence(keys[number], value, variant.values)
-            made.append(Needle(keys[number], value, text, float(depth), number < variant.keys_asked))
+            text, asked = sentence(keys[number], value, variant.values), number < variant.keys_asked
+            made.append(Needle(keys[number], value, text, float(depth) * (self._within if asked else 1.0), asked))
         return sorted(made, key=lambda needle: needle.depth)
 
     def _key(self, index: int) -> str:
