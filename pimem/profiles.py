@@ -6,6 +6,7 @@ set by papermill or by hand, go on top of its section.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,8 +44,14 @@ class Section:
     """Samples a cell."""
     samples_at: dict[str, int] = field(default_factory=dict)
     """Length to samples a cell, for lengths that get another number."""
+    lengths_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Task to its own lengths, for tasks of a section that count in another unit."""
+    evidence_within: tuple[float, ...] = ()
+    """Shares of the context in which the evidence lies, each a setting of every task; empty leaves it to the tasks."""
     methods: tuple[str, ...] = ()
     """Methods compared; empty takes all of the profile."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Models compared, in place of the profile's: what outputs call each, and its name or folder."""
     seed: int = 42
     """Seed of the samples."""
     question: str = ""
@@ -55,6 +62,21 @@ class Section:
     def samples_of(self, length: int) -> int:
         """Samples of a cell of this length."""
         return self.samples_at.get(str(length), self.samples)
+
+    def lengths_at(self, task: str) -> tuple[int, ...]:
+        """Lengths of a task."""
+        return self.lengths_of.get(task, self.lengths)
+
+    @property
+    def every_length(self) -> list[int]:
+        """The lengths of all tasks."""
+        return sorted({*self.lengths, *itertools.chain.from_iterable(map(self.lengths_at, self.tasks))})
+
+    def settings(self, task: str) -> Iterator[dict[str, Any]]:
+        """Parameters of a task, a set for each of `evidence_within`."""
+        for share in self.evidence_within or (1.0,):
+            # The whole context is the tasks' default: such a run is the same one in every notebook.
+            yield self.tasks[task] | ({} if share == 1 else {"evidence_within": share})
 
     @property
     def runs(self) -> bool:
@@ -71,7 +93,8 @@ class Profile:
     about: str
     """For which machine, and how long it takes."""
     methods: dict[str, dict[str, Any]]
-    """Method name to the fields that differ from the method's defaults."""
+    """Method name to the fields that differ from the method's defaults. "gru_mem, exit gate off" is a variant of gru_mem, named in
+    tables by what stands behind the comma."""
     notebooks: dict[str, Section]
     """Notebook name, without suffix, to what it runs; in the order they are executed."""
     model: ModelSpec = field(default_factory=ModelSpec)
@@ -116,29 +139,44 @@ class Profile:
         return profile
 
     def method(self, name: str) -> MethodSpec:
-        """The specification of one of the profile's methods."""
+        """The specification of one of the profile's methods, or of a variant."""
         if name not in self.methods:
-            known = METHODS if name not in METHODS else self.methods
+            known = {*METHODS, *self.methods} if name not in METHODS else self.methods
             raise ConfigError(f"profile {self.name}: no method {name!r}; {nearest(name, known)}")
-        return method_spec(name, self.methods[name], self.semantics)
+        return method_spec(name.partition(",")[0], self.methods[name], self.semantics)
+
+    def variant(self, method: MethodSpec) -> str:
+        """What tells this specification apart from the profile's plain one of the same method; empty for that one."""
+        names = [name for name in self.methods if self.method(name) == method]
+        return min(names, key=len, default="").partition(",")[2].strip()
 
     def check(self, section: Section, where: str) -> None:
         """Raises `ConfigError` for a section that names an unknown method or asks for nothing sensible."""
         for method in section.methods:
             self.method(method)
-        if section.tasks and (section.samples < 1 or not section.lengths or min(section.lengths) < 1):
-            raise ConfigError(
-                f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}"
-            )
+        if unknown := [task for task in section.lengths_of if task not in section.tasks]:
+            raise ConfigError(f"{where}: lengths_of: no task {unknown[0]!r} here; {nearest(unknown[0], section.tasks)}")
+        for task in section.tasks:
+            lengths = section.lengths_at(task)
+            if section.samples < 1 or not lengths or min(lengths) < 1:
+                raise ConfigError(
+                    f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(lengths)} for {task}"
+                )
+        if wrong := [share for share in section.evidence_within if not 0 < share <= 1]:
+            raise ConfigError(f"{where}: evidence_within: {wrong[0]} is no share; give numbers above 0, at most 1")
         if section.tasks and not (section.methods or self.methods):
             raise ConfigError(f"{where}: tasks need methods, and neither the section nor the profile names one")
-        for what, listed in (("lengths", section.lengths), ("methods", section.methods)):
+        lists: dict[str, tuple[Any, ...]] = {"lengths": section.lengths, "methods": section.methods}
+        lists |= {f"lengths_of: {task}": lengths for task, lengths in section.lengths_of.items()}
+        lists |= {"evidence_within": section.evidence_within, "models": tuple(section.models.values())}
+        for what, listed in lists.items():
             if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
                 raise ConfigError(f"{where}: {what}: {twice[0]!r} stands there twice; one cell cannot be run as two")
+        known_lengths = section.every_length
         for length, samples in section.samples_at.items():
-            if samples < 1 or length not in map(str, section.lengths):
+            if samples < 1 or length not in map(str, known_lengths):
                 raise ConfigError(
-                    f"{where}: samples_at: {length}: {samples}; give at least one sample, for one of {list(section.lengths)}"
+                    f"{where}: samples_at: {length}: {samples}; give at least one sample, for one of {known_lengths}"
                 )
 
     def section(self, notebook: str, changes: Mapping[str, Any] | None = None) -> Section:
@@ -152,20 +190,25 @@ class Profile:
         base = self.notebooks[notebook]
         changed = build(Section, given, f"{notebook}: parameters")
         section = replace(base, **{k: getattr(changed, k) for k in given})
+        if "lengths_of" not in given:
+            own = {task: lengths for task, lengths in base.lengths_of.items() if task in section.tasks}
+            section = replace(section, lengths_of=own)
         if "samples_at" not in given:
-            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in map(str, section.lengths)}
+            lengths = map(str, section.every_length)
+            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in set(lengths)}
             section = replace(section, samples_at=kept)
         self.check(section, f"{notebook}: parameters")
         return section
 
     def run_specs(self, section: Section) -> Iterator[RunSpec]:
-        """The runs of a section: task by task, length by length, method by method."""
-        for task, params in section.tasks.items():
-            for length in section.lengths:
+        """The runs of a section: model by model, task by task, setting by setting, length by length, method by method."""
+        models = [replace(self.model, path=path) for path in section.models.values()] or [self.model]
+        for model, task in itertools.product(models, section.tasks):
+            for params, length in itertools.product(section.settings(task), section.lengths_at(task)):
                 for method in section.methods or tuple(self.methods):
                     yield RunSpec(
                         method=self.method(method),
-                        model=self.model,
+                        model=model,
                         task=TaskSpec(task, length, section.seed, params),
                         sampling=self.sampling,
                         prompts=self.prompts,

@@ -107,6 +107,7 @@ class Study:
                     form=form,
                     metric=task.metric,
                     unit=task.unit,
+                    variant=self.profile.variant(cell.spec.method),
                 )
             )
         return score_frames.combine(frames)
