@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="make a version's tables and figures again from its committed scores")
     report.add_argument(
-        "version", help="a folder under paper_tables/, or a profile, whose latest version is taken; `training` for trainings"
+        "version", help="a folder under paper_tables/, or a profile, whose latest version is taken; `PROFILE_gates`; `training`"
     )
     report.set_defaults(run=_report)
 
@@ -169,9 +169,13 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from pimem.paper import training, versions
+    from pimem.paper import gate_versions, training, versions
 
-    for path in training.rebuild() if args.version == training.PROFILE else versions.rebuild(args.version):
+    if args.version == training.PROFILE:
+        made = training.rebuild()
+    else:
+        made = (gate_versions if gate_versions.is_one(args.version) else versions).rebuild(args.version)
+    for path in made:
         print(path)
 
 

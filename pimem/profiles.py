@@ -50,6 +50,8 @@ class Section:
     """Shares of the context in which the evidence lies, each a setting of every task; empty leaves it to the tasks."""
     methods: tuple[str, ...] = ()
     """Methods compared; empty takes all of the profile."""
+    methods_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Length to the methods compared there, for lengths that some methods would take days for."""
     models: dict[str, str] = field(default_factory=dict)
     """Models compared, in place of the profile's: what outputs call each, and its name or folder."""
     seed: int = 42
@@ -93,8 +95,8 @@ class Profile:
     about: str
     """For which machine, and how long it takes."""
     methods: dict[str, dict[str, Any]]
-    """Method name to the fields that differ from the method's defaults. "gru_mem, exit gate off" is a variant of gru_mem, named in
-    tables by what stands behind the comma."""
+    """Method name to the fields that differ from the method's defaults. "gru_mem, exit gate off" is a variant of gru_mem, and
+    tables show what stands behind the comma."""
     notebooks: dict[str, Section]
     """Notebook name, without suffix, to what it runs; in the order they are executed."""
     model: ModelSpec = field(default_factory=ModelSpec)
@@ -152,7 +154,7 @@ class Profile:
 
     def check(self, section: Section, where: str) -> None:
         """Raises `ConfigError` for a section that names an unknown method or asks for nothing sensible."""
-        for method in section.methods:
+        for method in (*section.methods, *itertools.chain.from_iterable(section.methods_at.values())):
             self.method(method)
         if unknown := [task for task in section.lengths_of if task not in section.tasks]:
             raise ConfigError(f"{where}: lengths_of: no task {unknown[0]!r} here; {nearest(unknown[0], section.tasks)}")
@@ -167,6 +169,7 @@ class Profile:
         if section.tasks and not (section.methods or self.methods):
             raise ConfigError(f"{where}: tasks need methods, and neither the section nor the profile names one")
         lists: dict[str, tuple[Any, ...]] = {"lengths": section.lengths, "methods": section.methods}
+        lists |= {f"methods_at: {length}": methods for length, methods in section.methods_at.items()}
         lists |= {f"lengths_of: {task}": lengths for task, lengths in section.lengths_of.items()}
         lists |= {"evidence_within": section.evidence_within, "models": tuple(section.models.values())}
         for what, listed in lists.items():
@@ -178,6 +181,8 @@ class Profile:
                 raise ConfigError(
                     f"{where}: samples_at: {length}: {samples}; give at least one sample, for one of {known_lengths}"
                 )
+        if unknown := [length for length in section.methods_at if length not in map(str, known_lengths)]:
+            raise ConfigError(f"{where}: methods_at: {unknown[0]} is none of the lengths {known_lengths}")
 
     def section(self, notebook: str, changes: Mapping[str, Any] | None = None) -> Section:
         """A notebook's section with a notebook's own parameters on top; parameters that are None change nothing.
@@ -194,9 +199,13 @@ class Profile:
             own = {task: lengths for task, lengths in base.lengths_of.items() if task in section.tasks}
             section = replace(section, lengths_of=own)
         if "samples_at" not in given:
-            lengths = map(str, section.every_length)
-            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in set(lengths)}
+            lengths = set(map(str, section.every_length))
+            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in lengths}
             section = replace(section, samples_at=kept)
+        if "methods_at" not in given:
+            lengths = set(map(str, section.every_length))
+            own_methods = {} if "methods" in given else {k: v for k, v in base.methods_at.items() if k in lengths}
+            section = replace(section, methods_at=own_methods)
         self.check(section, f"{notebook}: parameters")
         return section
 
@@ -205,7 +214,7 @@ class Profile:
         models = [replace(self.model, path=path) for path in section.models.values()] or [self.model]
         for model, task in itertools.product(models, section.tasks):
             for params, length in itertools.product(section.settings(task), section.lengths_at(task)):
-                for method in section.methods or tuple(self.methods):
+                for method in section.methods_at.get(str(length)) or section.methods or tuple(self.methods):
                     yield RunSpec(
                         method=self.method(method),
                         model=model,

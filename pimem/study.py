@@ -64,7 +64,7 @@ class Study:
         budgets = ("chunk_tokens", "memory_tokens", "max_turns")
         rows = []
         for spec in self.specs:
-            row = {"task": spec.task.name, "length": spec.task.length, "method": spec.method.method}
+            row = {"task": spec.task.name, "length": spec.task.length, "method": self._name(spec)}
             row |= {"samples": self._samples(spec), "window": spec.model.window}
             rows.append(row | {b: getattr(spec.method, b, None) for b in budgets})
         return pd.DataFrame(rows).astype(dict.fromkeys(budgets, "Int64"))
@@ -76,10 +76,14 @@ class Study:
         finished = runs.run_sync(self.specs, wanted, profile.engine, profile.execution, paths.runs())
         self.cells = [Cell(spec, store, store.counts) for spec, store in zip(self.specs, finished, strict=True)]
         rows = [
-            {"task": c.spec.task.name, "length": c.spec.task.length, "method": c.spec.method.method, **asdict(c.counts)}
+            {"task": c.spec.task.name, "length": c.spec.task.length, "method": self._name(c.spec), **asdict(c.counts)}
             for c in self.cells
         ]
         return pd.DataFrame(rows).drop(columns=["stale", "cached_tokens"])
+
+    def _name(self, spec: RunSpec) -> str:
+        """A run's method, with what makes it a variant."""
+        return ", ".join(filter(None, [spec.method.method, self.profile.variant(spec.method)]))
 
     def _samples(self, spec: RunSpec) -> int:
         return self.section.samples_of(spec.task.length)
@@ -116,7 +120,7 @@ class Study:
         """A row a cell: the primary score with its 95 % interval by question, coverage where there is a memory, turns, cost."""
         primary = tables.cells(scores, version="")
         primary = primary[primary["column"] != "Avg"]
-        keys = ["task", "length", "method"]
+        keys = ["task", "length", "method", "variant"]
         spent = scores.groupby(keys, sort=False).agg(
             coverage=("coverage", lambda c: 100 * c.mean()),
             turns=("turns", "mean"),
@@ -124,7 +128,7 @@ class Study:
             tokens_read=("prompt_tokens", "mean"),
         )
         shown = primary[[*keys, "metric", "value", "low", "high", "n", "failed"]].merge(spent.reset_index(), on=keys)
-        return shown.round(1)
+        return (shown if shown["variant"].any() else shown.drop(columns="variant")).round(1)
 
     def figure(self, scores: pd.DataFrame) -> Any:
         """Sub-EM over length, as the report draws it."""

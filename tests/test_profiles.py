@@ -50,14 +50,28 @@ def test_a_notebook_changes_what_it_names_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_a_length_may_have_its_own_number_of_samples(tmp_path: Path) -> None:
-    given = {**BASE["notebooks"]["02_hotpotqa"], "samples_at": {40: 2}}
+    given = {**BASE["notebooks"]["02_hotpotqa"], "samples_at": {20: 1, 40: 2}}
     profile = load(tmp_path, notebooks={"02_hotpotqa": given})
     section = profile.section("02_hotpotqa")
-    assert [section.samples_of(length) for length in section.lengths] == [3, 2]
-    assert profile.section("02_hotpotqa", {"lengths": [20]}).samples_at == {}
+    assert [section.samples_of(length) for length in section.lengths] == [1, 2]
+    assert profile.section("02_hotpotqa", {"lengths": [20]}).samples_at == {"20": 1}
     assert profile.section("02_hotpotqa", {"samples": 1}).samples_of(40) == 1
     with pytest.raises(ConfigError, match="samples_at: 7: 2; give at least one sample"):
         profile.section("02_hotpotqa", {"samples_at": {7: 2}})
+
+
+def test_a_length_may_have_its_own_methods(tmp_path: Path) -> None:
+    given = {**BASE["notebooks"]["02_hotpotqa"], "methods_at": {40: ["pi_mem"]}}
+    profile = load(tmp_path, notebooks={"02_hotpotqa": given})
+    cells = [(s.task.length, s.method.method) for s in profile.run_specs(profile.section("02_hotpotqa"))]
+    assert cells == [(20, "pi_mem"), (20, "vanilla"), (40, "pi_mem")]
+    chosen = profile.section("02_hotpotqa", {"methods": ["vanilla"]})
+    assert [s.method.method for s in profile.run_specs(chosen)] == ["vanilla", "vanilla"]
+    assert profile.section("02_hotpotqa", {"lengths": [20]}).methods_at == {}
+    with pytest.raises(ConfigError, match="methods_at: 41 is none of the lengths"):
+        profile.section("02_hotpotqa", {"methods_at": {41: ["pi_mem"]}})
+    with pytest.raises(ConfigError, match="no method 'rag'"):
+        profile.section("02_hotpotqa", {"methods_at": {40: ["rag"]}})
 
 
 def test_settings_models_and_variants_are_runs_of_their_own(tmp_path: Path) -> None:
