@@ -1,4 +1,4 @@
-"""The command line: `pimem ask | run | train | report | doctor | data | models`.
+"""The command line: `pimem ask | run | train | report | import-traces | doctor | data | models`.
 
 Errors this package raises on purpose are printed as one line and end with exit code 2; an interrupt ends with 130 and loses
 nothing that was finished.
@@ -99,6 +99,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
 
+    imported = commands.add_parser("import-traces", help="score the authors' released traces by our metrics (unverified)")
+    imported.add_argument("folder", help="a folder that holds files like ruler_hqa_50/pi-mem-trained.jsonl")
+    imported.add_argument("--model", help="what outputs call the model; default the folder's name")
+    imported.add_argument("--method", help="of all files, where their names do not tell: pi_mem, mem_agent, rag, yarn, vanilla")
+    imported.add_argument("--samples", type=int, default=0, help="how many were asked for; default as many as the `_id`s show")
+    imported.add_argument("--out", metavar="FOLDER", help="default paper_tables/released/NAME")
+    imported.set_defaults(run=_import_traces)
+
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, and how to get it")
     doctor.set_defaults(run=_doctor)
 
@@ -176,6 +184,20 @@ def _report(args: argparse.Namespace) -> None:
     else:
         made = (gate_versions if gate_versions.is_one(args.version) else versions).rebuild(args.version)
     for path in made:
+        print(path)
+
+
+def _import_traces(args: argparse.Namespace) -> None:
+    from pimem import paths
+    from pimem.paper import released_traces
+
+    folder = Path(args.folder).expanduser().resolve()
+    model = args.model or folder.name.removesuffix("-trace")
+    found = released_traces.read_folder(folder, model, samples=args.samples, method=args.method)
+    out = Path(args.out) if args.out else paths.root() / "paper_tables" / released_traces.PROFILE / folder.name
+    print(found.cells.round(2).to_string(index=False))
+    print(f"\n{released_traces.UNVERIFIED}\n")
+    for path in released_traces.write(found, out, folder):
         print(path)
 
 
