@@ -1,6 +1,7 @@
 """Every workflow on every task, at smoke size, with the small model of `make smoke`: no crash, traces that keep their schema.
 
-A task that is added to `TASKS` is tested by being there; its length and parameters stand here only where the usual ones do not fit.
+A task that is added to `TASKS` is tested by being there; its length and parameters stand here only where the usual ones do not
+fit.
 """
 
 from __future__ import annotations
