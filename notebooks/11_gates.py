@@ -28,7 +28,7 @@ lengths_of = None  # task to lengths of its own; None takes the profile's
 samples = None  # samples a cell; None takes the profile's
 methods = None  # methods compared; None takes the profile's
 evidence_within = None  # shares of the context in which the evidence lies, such as [1.0, 0.2, 0.1]; None takes the profile's
-models = None  # models compared, {"untrained": FOLDER, "alpha = 0.9": FOLDER}; None takes the profile's
+models = None  # models compared, the untrained one first: what to call each, and its folder; None takes the profile's
 
 # %%
 from pimem.gates import Gates
