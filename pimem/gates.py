@@ -17,6 +17,8 @@ from pimem.tokens import Tokenizer
 from pimem.trace_view import RECURRENT
 
 NOTEBOOK = "11_gates"
+SECTION = ("tasks", "lengths", "lengths_of", "evidence_within", "samples", "models")
+"""What of the section stands in a version's manifest."""
 
 
 class Gates(Study):
@@ -61,7 +63,7 @@ class Gates(Study):
             raise DataError(
                 f"profile {self.profile.name}: the scripted engine is for tests; no table or figure is made from what it says"
             )
-        sections = {name: getattr(self.section, name) for name in ("tasks", "lengths", "lengths_of", "samples", "models")}
+        sections = {name: getattr(self.section, name) for name in SECTION}
         self.version = gate_versions.publish(self.scores(), self.steps(), models=tuple(self.section.models), section=sections)
         return self._tables("gates_score_and_time")
 

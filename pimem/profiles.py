@@ -164,6 +164,10 @@ class Profile:
                 raise ConfigError(
                     f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(lengths)} for {task}"
                 )
+        if twice_said := [task for task, own in section.tasks.items() if section.evidence_within and "evidence_within" in own]:
+            raise ConfigError(
+                f"{where}: evidence_within stands in the section and in the parameters of {twice_said[0]}; keep one"
+            )
         if wrong := [share for share in section.evidence_within if not 0 < share <= 1]:
             raise ConfigError(f"{where}: evidence_within: {wrong[0]} is no share; give numbers above 0, at most 1")
         if section.tasks and not (section.methods or self.methods):

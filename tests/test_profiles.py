@@ -98,6 +98,8 @@ def test_settings_models_and_variants_are_runs_of_their_own(tmp_path: Path) -> N
         profile.section("11_gates", {"lengths_of": {"hotpot": [3]}})
     with pytest.raises(ConfigError, match=r"evidence_within: 2\.0 is no share"):
         profile.section("11_gates", {"evidence_within": [2.0]})
+    with pytest.raises(ConfigError, match="evidence_within stands in the section and in the parameters of niah_single_1"):
+        profile.section("11_gates", {"tasks": {"niah_single_1": {"evidence_within": 0.5}}})
     with pytest.raises(ConfigError, match=r"evidence_within: 0\.1 stands there twice"):
         profile.section("11_gates", {"evidence_within": [0.1, 0.1]})
     with pytest.raises(ConfigError, match="did you mean 'gru_mem, exit gate off'"):
