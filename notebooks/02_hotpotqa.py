@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -50,6 +52,15 @@ study.summary(scores)
 
 # %%
 study.figure(scores)
+
+# %% [markdown]
+# ## Where answers were lost
+#
+# Of every sample the first that fits: its evidence was not read (cut out, not retrieved, behind an exit), not selected, lost in the memory,
+# or there and not used.
+
+# %%
+study.causes()
 
 # %% [markdown]
 # ## One trajectory

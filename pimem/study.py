@@ -17,12 +17,13 @@ import pandas as pd
 from pimem import paths, runs, trace_view
 from pimem.config import PiMemSpec, RunSpec
 from pimem.errors import ConfigError, DataError, nearest
-from pimem.paper import figures, style, tables
+from pimem.paper import causes, figures, style, tables
 from pimem.paper import scores as score_frames
 from pimem.profiles import Profile
 from pimem.progress import Counts
 from pimem.prompts import PromptSet
 from pimem.records import Sample, Trace
+from pimem.scoring import score
 from pimem.store import RunStore
 from pimem.tasks.base import TASKS
 from pimem.tasks.base import build as build_task
@@ -154,6 +155,21 @@ class Study:
                 size = getattr(cell.spec.method, "chunk_tokens", None)
                 return trace_view.as_text(trace, chunk_tokens=size, evidence=sample.evidence)
         raise DataError(f"{self.notebook}: no trace {index} of method {method!r}")
+
+    def causes(self) -> pd.DataFrame:
+        """How many samples of each run were answered, and where the others were lost (`pimem.paper.causes`)."""
+        form = PromptSet.load(self.profile.prompts).answer_form
+        rows = []
+        for cell in self.open():
+            metric = build_task(cell.spec.task, self.tokenizer).metric
+            size = getattr(cell.spec.method, "chunk_tokens", None)
+            at = {"task": cell.spec.task.name, "length": cell.spec.task.length, "method": self._name(cell.spec)}
+            for sample, trace in cell.store.records(self._samples(cell.spec)):
+                right = score(trace, sample.answers, form, metric)[metric]
+                rows.append(at | {"cause": causes.cause(sample, trace, size, right, metric)})
+        counts = pd.DataFrame(rows).value_counts(sort=False).unstack(fill_value=0)
+        order = list(dict.fromkeys((r["task"], r["length"], r["method"]) for r in rows))
+        return counts.reindex(index=order, columns=list(causes.CAUSES), fill_value=0)
 
     def checks(self) -> pd.DataFrame:
         """PI-Mem's check signal against gold, by turn: how chunks with and without evidence were judged."""

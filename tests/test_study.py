@@ -107,6 +107,9 @@ def test_a_study_runs_scores_and_reports_and_the_second_time_calls_nothing(profi
         scores.loc[scores["method"] == "pi_mem", "chunks"]
     )
     assert "question  " in study.example("pi_mem")
+    lost = study.causes()
+    assert lost.sum(axis=1).to_dict() == {("niah_multivalue", 1200, "mem_agent"): 2, ("niah_multivalue", 1200, "pi_mem"): 2}
+    assert lost["right"].sum() == (scores["multi_recall"] == 1).sum()
 
     again = Study("05_evidence", name)
     assert again.run()["calls"].tolist() == [0, 0]
