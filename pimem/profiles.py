@@ -23,6 +23,7 @@ from pimem.config import (
     RunSpec,
     SamplingSpec,
     TaskSpec,
+    as_dict,
     build,
     load_yaml,
     method_spec,
@@ -30,6 +31,28 @@ from pimem.config import (
 from pimem.errors import ConfigError, nearest
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method under other settings than the profile's; its name stands among the methods that a notebook runs."""
+
+    method: str
+    """The method."""
+    label: str = ""
+    """Stands behind the method's name in tables; two rows of one method need different ones."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the method, on top of the profile's own for it."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the task, on top of the section's."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model, on top of the profile's: the window and factor of YaRN, say."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Fields of the sampling, on top of the profile's."""
+    prompts: str = ""
+    """The prompt set; empty takes the notebook's."""
+    semantics: str = ""
+    """The preset under the method's fields, in place of the profile's fields; empty takes both from the profile."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +72,7 @@ class Section:
     evidence_within: tuple[float, ...] = ()
     """Shares of the context in which the evidence lies, each a setting of every task; empty leaves it to the tasks."""
     methods: tuple[str, ...] = ()
-    """Methods compared; empty takes all of the profile."""
+    """Methods and variants compared; empty takes all methods of the profile."""
     methods_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Length to the methods compared there, for lengths that some methods would take days for."""
     models: dict[str, str] = field(default_factory=dict)
@@ -95,10 +118,11 @@ class Profile:
     about: str
     """For which machine, and how long it takes."""
     methods: dict[str, dict[str, Any]]
-    """Method name to the fields that differ from the method's defaults. "gru_mem, exit gate off" is a variant of gru_mem, and
-    tables show what stands behind the comma."""
+    """Method name to the fields that differ from the method's defaults."""
     notebooks: dict[str, Section]
     """Notebook name, without suffix, to what it runs; in the order they are executed."""
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """Methods under other settings, by names of their own."""
     model: ModelSpec = field(default_factory=ModelSpec)
     """The weights."""
     engine: EngineSpec = field(default_factory=EngineSpec)
@@ -136,26 +160,29 @@ class Profile:
             raise ConfigError(f"{path}: parallel={profile.parallel}; at least one notebook must run at a time")
         for method in profile.methods:
             profile.method(method)
+        for name in profile.variants:
+            if name in METHODS:
+                raise ConfigError(f"{path}: variants: {name!r} is the name of a method; give the variant another one")
+            try:
+                profile._run(name, TaskSpec(), "")
+            except ConfigError as error:
+                raise ConfigError(f"{path}: variants.{name}: {error}") from None
         for notebook, section in profile.notebooks.items():
             profile.check(section, f"{path}: notebooks.{notebook}")
         return profile
 
     def method(self, name: str) -> MethodSpec:
-        """The specification of one of the profile's methods, or of a variant."""
+        """The specification of one of the profile's methods."""
         if name not in self.methods:
-            known = {*METHODS, *self.methods} if name not in METHODS else self.methods
+            known = METHODS if name not in METHODS else self.methods
             raise ConfigError(f"profile {self.name}: no method {name!r}; {nearest(name, known)}")
-        return method_spec(name.partition(",")[0], self.methods[name], self.semantics)
-
-    def variant(self, method: MethodSpec) -> str:
-        """What tells this specification apart from the profile's plain one of the same method; empty for that one."""
-        names = [name for name in self.methods if self.method(name) == method]
-        return min(names, key=len, default="").partition(",")[2].strip()
+        return method_spec(name, self.methods[name], self.semantics)
 
     def check(self, section: Section, where: str) -> None:
         """Raises `ConfigError` for a section that names an unknown method or asks for nothing sensible."""
         for method in (*section.methods, *itertools.chain.from_iterable(section.methods_at.values())):
-            self.method(method)
+            if method not in self.variants:
+                self.method(method)
         if unknown := [task for task in section.lengths_of if task not in section.tasks]:
             raise ConfigError(f"{where}: lengths_of: no task {unknown[0]!r} here; {nearest(unknown[0], section.tasks)}")
         for task in section.tasks:
@@ -215,14 +242,28 @@ class Profile:
 
     def run_specs(self, section: Section) -> Iterator[RunSpec]:
         """The runs of a section: model by model, task by task, setting by setting, length by length, method by method."""
-        models = [replace(self.model, path=path) for path in section.models.values()] or [self.model]
-        for model, task in itertools.product(models, section.tasks):
+        return (spec for spec, _ in self.labelled(section))
+
+    def labelled(self, section: Section) -> Iterator[tuple[RunSpec, str]]:
+        """The runs of a section, each with what stands behind its method's name in tables."""
+        for path, task in itertools.product(section.models.values() or (None,), section.tasks):
             for params, length in itertools.product(section.settings(task), section.lengths_at(task)):
-                for method in section.methods_at.get(str(length)) or section.methods or tuple(self.methods):
-                    yield RunSpec(
-                        method=self.method(method),
-                        model=model,
-                        task=TaskSpec(task, length, section.seed, params),
-                        sampling=self.sampling,
-                        prompts=self.prompts,
-                    )
+                for name in section.methods_at.get(str(length)) or section.methods or tuple(self.methods):
+                    spec, label = self._run(name, TaskSpec(task, length, section.seed, params), "")
+                    yield (replace(spec, model=replace(spec.model, path=path)) if path else spec), label
+
+    def _run(self, name: str, task: TaskSpec, prompts: str) -> tuple[RunSpec, str]:
+        """The run of a method or variant over a task, and its label."""
+        prompts = prompts or self.prompts
+        if name not in self.variants:
+            return RunSpec(self.method(name), self.model, task, self.sampling, prompts), ""
+        variant = self.variants[name]
+        own = {} if variant.semantics else self.methods.get(variant.method, {})
+        run = RunSpec(
+            method=method_spec(variant.method, {**own, **variant.fields}, variant.semantics or self.semantics),
+            model=build(ModelSpec, {**as_dict(self.model), **variant.model}, "model"),
+            task=replace(task, params={**task.params, **variant.params}),
+            sampling=build(SamplingSpec, {**as_dict(self.sampling), **variant.sampling}, "sampling"),
+            prompts=variant.prompts or prompts,
+        )
+        return run, variant.label

@@ -30,6 +30,11 @@ from pimem.tasks.base import build as build_task
 from pimem.tokens import Tokenizer, holding, windows
 
 
+def named(method: str, label: str) -> str:
+    """A run in a notebook's frames: the method, and what sets it apart from others of it."""
+    return f"{method} ({label})" if label else method
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a study and, once run, its store."""
@@ -37,6 +42,8 @@ class Cell:
     spec: RunSpec
     store: RunStore
     counts: Counts
+    label: str = ""
+    """What stands behind the method's name in tables."""
 
 
 class Study:
@@ -53,7 +60,9 @@ class Study:
         for task in self.section.tasks:
             if task not in TASKS:
                 raise ConfigError(f"profile {self.profile.name}: {notebook}: unknown task {task!r}; {nearest(task, TASKS)}")
-        self.specs = list(self.profile.run_specs(self.section))
+        labelled = list(self.profile.labelled(self.section))
+        self.specs = [spec for spec, _ in labelled]
+        self.labels = [label for _, label in labelled]
         self.cells: list[Cell] = []
 
     @cached_property
@@ -64,8 +73,8 @@ class Study:
         """A row a run: task, length, method, samples, and the budgets that matter."""
         budgets = ("chunk_tokens", "memory_tokens", "max_turns")
         rows = []
-        for spec in self.specs:
-            row = {"task": spec.task.name, "length": spec.task.length, "method": self._name(spec)}
+        for spec, label in zip(self.specs, self.labels, strict=True):
+            row = {"task": spec.task.name, "length": spec.task.length, "method": named(spec.method.method, label)}
             row |= {"samples": self._samples(spec), "window": spec.model.window}
             rows.append(row | {b: getattr(spec.method, b, None) for b in budgets})
         return pd.DataFrame(rows).astype(dict.fromkeys(budgets, "Int64"))
@@ -75,16 +84,18 @@ class Study:
         profile = self.profile
         wanted = [self._samples(spec) for spec in self.specs]
         finished = runs.run_sync(self.specs, wanted, profile.engine, profile.execution, paths.runs())
-        self.cells = [Cell(spec, store, store.counts) for spec, store in zip(self.specs, finished, strict=True)]
+        made = zip(self.specs, finished, self.labels, strict=True)
+        self.cells = [Cell(spec, store, store.counts, label) for spec, store, label in made]
         rows = [
-            {"task": c.spec.task.name, "length": c.spec.task.length, "method": self._name(c.spec), **asdict(c.counts)}
+            {
+                "task": c.spec.task.name,
+                "length": c.spec.task.length,
+                "method": named(c.spec.method.method, c.label),
+                **asdict(c.counts),
+            }
             for c in self.cells
         ]
         return pd.DataFrame(rows).drop(columns=["stale", "cached_tokens"])
-
-    def _name(self, spec: RunSpec) -> str:
-        """A run's method, with what makes it a variant."""
-        return ", ".join(filter(None, [spec.method.method, self.profile.variant(spec.method)]))
 
     def _samples(self, spec: RunSpec) -> int:
         return self.section.samples_of(spec.task.length)
@@ -112,7 +123,7 @@ class Study:
                     form=form,
                     metric=task.metric,
                     unit=task.unit,
-                    variant=self.profile.variant(cell.spec.method),
+                    variant=cell.label,
                 )
             )
         return score_frames.combine(frames)
@@ -163,7 +174,11 @@ class Study:
         for cell in self.open():
             metric = build_task(cell.spec.task, self.tokenizer).metric
             size = getattr(cell.spec.method, "chunk_tokens", None)
-            at = {"task": cell.spec.task.name, "length": cell.spec.task.length, "method": self._name(cell.spec)}
+            at = {
+                "task": cell.spec.task.name,
+                "length": cell.spec.task.length,
+                "method": named(cell.spec.method.method, cell.label),
+            }
             for sample, trace in cell.store.records(self._samples(cell.spec)):
                 right = score(trace, sample.answers, form, metric)[metric]
                 rows.append(at | {"cause": causes.cause(sample, trace, size, right, metric)})

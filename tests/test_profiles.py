@@ -75,7 +75,7 @@ def test_a_length_may_have_its_own_methods(tmp_path: Path) -> None:
 
 
 def test_settings_models_and_variants_are_runs_of_their_own(tmp_path: Path) -> None:
-    section = {
+    section: dict[str, Any] = {
         "tasks": {"hotpotqa": {"split": "eval"}, "niah_multivalue": {}},
         "lengths": [4096],
         "lengths_of": {"hotpotqa": [50]},
@@ -84,14 +84,16 @@ def test_settings_models_and_variants_are_runs_of_their_own(tmp_path: Path) -> N
         "samples": 2,
         "samples_at": {50: 1},
     }
-    methods = {"gru_mem": {"chunk_tokens": 9}, "gru_mem, exit gate off": {"chunk_tokens": 9, "exit_gate": False}}
-    profile = load(tmp_path, methods=methods, notebooks={"11_gates": section})
+    section["methods"] = ["gru_mem", "reads_on"]
+    variants = {"reads_on": {"method": "gru_mem", "label": "exit gate off", "fields": {"exit_gate": False}}}
+    profile = load(tmp_path, methods={"gru_mem": {"chunk_tokens": 9}}, variants=variants, notebooks={"11_gates": section})
     read = profile.section("11_gates")
     specs = list(profile.run_specs(read))
     assert [s.task.params for s in specs[:4:2]] == [{"split": "eval"}, {"split": "eval", "evidence_within": 0.2}]
     cells = [(s.model.path, s.task.name, s.task.length) for s in specs[::4]]
     assert cells == [(m, t, n) for m in "ab" for t, n in (("hotpotqa", 50), ("niah_multivalue", 4096))]
-    assert [(profile.variant(s.method), s.method.exit_gate) for s in specs[:2]] == [("", True), ("exit gate off", False)]  # type: ignore[union-attr]
+    labelled = [(label, s.method.exit_gate, s.method.chunk_tokens) for s, label in profile.labelled(read)]  # type: ignore[union-attr]
+    assert labelled[:2] == [("", True, 9), ("exit gate off", False, 9)]
     assert (read.samples_of(50), read.samples_of(4096)) == (1, 2)
     assert profile.section("11_gates", {"tasks": {"niah_multivalue": {}}}).lengths_of == {}
     with pytest.raises(ConfigError, match="lengths_of: no task 'hotpot' here; did you mean 'hotpotqa'"):
@@ -102,8 +104,8 @@ def test_settings_models_and_variants_are_runs_of_their_own(tmp_path: Path) -> N
         profile.section("11_gates", {"tasks": {"niah_single_1": {"evidence_within": 0.5}}})
     with pytest.raises(ConfigError, match=r"evidence_within: 0\.1 stands there twice"):
         profile.section("11_gates", {"evidence_within": [0.1, 0.1]})
-    with pytest.raises(ConfigError, match="did you mean 'gru_mem, exit gate off'"):
-        profile.section("11_gates", {"methods": ["gru_mem, exit gate of"]})
+    with pytest.raises(ConfigError, match=r"variants\.reads_on: .*did you mean 'exit_gate'"):
+        load(tmp_path, variants={"reads_on": {"method": "gru_mem", "fields": {"exit_gat": False}}})
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def profile(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
                 "mem_agent": budgets,
                 "pi_mem": {**budgets, "read_tokens": 8, "max_turns": 2},
                 "gru_mem": budgets,
-                "gru_mem, exit gate off": {**budgets, "exit_gate": False},
             },
+            "variants": {"reads_on": {"method": "gru_mem", "label": "exit gate off", "fields": {"exit_gate": False}}},
             "notebooks": {
                 "00_quickstart": {"question": "When?", "files": ["log.txt"]},
                 "05_evidence": {
@@ -79,7 +79,7 @@ def profile(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
                     "lengths": [1200],
                     "evidence_within": [1.0, 0.2],
                     "samples": 2,
-                    "methods": ["mem_agent", "gru_mem, exit gate off", "gru_mem"],
+                    "methods": ["mem_agent", "reads_on", "gru_mem"],
                 },
                 "10_paper": {},
             },
@@ -134,7 +134,7 @@ def test_gates_are_measured_from_the_traces_and_have_a_version_of_their_own(
     gates = Gates(profile(), models={"here": Profile.load("tiny").model.path})
     plan = gates.plan()
     assert plan["evidence_within"].tolist() == [1.0] * 3 + [0.2] * 3
-    assert plan["method"].tolist() == ["mem_agent", "gru_mem, exit gate off", "gru_mem"] * 2
+    assert plan["method"].tolist() == ["mem_agent", "gru_mem (exit gate off)", "gru_mem"] * 2
     assert set(plan["model"]) == {"here"}
     with pytest.raises(DataError, match="call publish"):
         gates.show("gates_exits")
