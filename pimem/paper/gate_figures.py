@@ -34,6 +34,7 @@ def memory(made_of: Measured, *, version: str, level: float = 0.95) -> tuple[Fig
             first = part.iloc[0]
             _title(axis, task, length_text(first["length"], first["unit"]), within, model)
             axis.set_xlabel("chunks read")
+            axis.xaxis.get_major_locator().set_params(integer=True)
             for (method, variant), line in part.groupby(["method", "variant"], sort=False):
                 look = style.line(method)
                 face = "white" if variant else look.colour
