@@ -7,6 +7,7 @@ import textwrap
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pimem.paper import gate_steps, style
 from pimem.paper.gate_steps import EXITS
@@ -34,7 +35,7 @@ def memory(made_of: Measured, *, version: str, level: float = 0.95) -> tuple[Fig
             first = part.iloc[0]
             _title(axis, task, length_text(first["length"], first["unit"]), within, model)
             axis.set_xlabel("chunks read")
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             for (method, variant), line in part.groupby(["method", "variant"], sort=False):
                 look = style.line(method)
                 face = "white" if variant else look.colour

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pimem import stats
 from pimem.paper import style
@@ -116,7 +117,7 @@ def alpha_curves(made_of: Measured, *, version: str, level: float = 0.95) -> tup
         for axis, (name, label) in zip(grid.flat, CURVES.items(), strict=True):
             axis.set_title(label, loc="left")
             axis.set_xlabel("step")
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             for number, run in enumerate(runs):
                 look, part = looks[number % len(looks)], data[data["run"] == run.name]
                 title = f"{run.title}, alpha {alpha_of(run):g}"
