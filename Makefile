@@ -13,7 +13,7 @@ COMPILE = uv pip compile pyproject.toml --quiet --no-header --no-annotate --gene
 # Beside a CPU torch these break `import torch` or only weigh a gigabyte; vLLM on a CPU works without them.
 UNWANTED = --no-emit-package torchvision --no-emit-package torchaudio --no-emit-package torchcodec --no-emit-package triton
 
-.PHONY: help packages packages-full setup smoke test lint engines locks clean
+.PHONY: help packages packages-full setup smoke families test lint engines locks clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,13 +24,16 @@ packages:
 packages-full:
 	@requirements/install.sh $(VENV_FULL) cpu-full
 
-setup: packages  ## virtual environment from the lock, the default model, HotpotQA and SQuAD (once)
+setup: packages  ## virtual environment from the lock, the default model and HotpotQA (once)
 	@$(VENV)/bin/pimem models fetch smollm2-135m-pimem
 	@$(VENV)/bin/pimem data fetch hotpotqa
-	@$(VENV)/bin/pimem data fetch squad
 
 smoke: setup  ## all four methods on a small real model; prints where the tables and figures are
 	@$(VENV)/bin/pimem run smoke
+
+families: setup  ## every evaluation notebook, family of tasks and method at its smallest; half an hour on two cores
+	@$(VENV)/bin/pimem data fetch squad
+	@$(VENV)/bin/pimem run families
 
 test: setup  ## the tests of the package; no network, no GPU
 	@HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest -m "not gpu and not slow and not engine" $(PYTEST_ARGS)

@@ -18,7 +18,7 @@
 # thirteen tasks out of distribution and reports their mean (Table 2); the other two are common words and HotpotQA.
 
 # %% tags=["parameters"]
-profile = "smoke"  # a profile of experiments/profiles, or the path of a YAML file
+profile = "families"  # a profile of experiments/profiles, or the path of a YAML file
 tasks = None  # task names with their parameters, such as {"squad": {}}; None takes the profile's
 lengths = None  # context lengths in tokens; None takes the profile's
 samples = None  # samples a cell; None takes the profile's

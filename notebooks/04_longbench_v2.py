@@ -23,7 +23,7 @@
 # another set; the folder `prompts` of the benchmark's own repository is one. What was asked stands in the tables' column `prompts`.
 
 # %% tags=["parameters"]
-profile = "smoke"  # a profile of experiments/profiles, or the path of a YAML file
+profile = "families"  # a profile of experiments/profiles, or the path of a YAML file
 file = None  # a JSON or JSONL file in the official fields; None takes the profile's
 lengths = None  # most tokens of a context; None takes the profile's
 samples = None  # samples a cell; None takes the profile's

@@ -52,6 +52,15 @@ study.summary(scores)
 study.checks()
 
 # %% [markdown]
+# ## Where answers were lost
+#
+# Of every sample the first that fits: its evidence was not read (cut out, not retrieved, behind an exit), not selected, lost in the memory,
+# or there and not used.
+
+# %%
+study.causes()
+
+# %% [markdown]
 # ## One trajectory
 
 # %%

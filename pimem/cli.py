@@ -1,4 +1,4 @@
-"""The command line: `pimem ask | run | train | report | doctor | tasks | data | models`.
+"""The command line: `pimem ask | run | train | report | import-traces | doctor | tasks | data | models`.
 
 Errors this package raises on purpose are printed as one line and end with exit code 2; an interrupt ends with 130 and loses
 nothing that was finished.
@@ -98,9 +98,17 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="make a version's tables and figures again from its committed scores")
     report.add_argument(
-        "version", help="a folder under paper_tables/, or a profile, whose latest version is taken; `training` for trainings"
+        "version", help="a folder under paper_tables/, or a profile, whose latest version is taken; `PROFILE_gates`; `training`"
     )
     report.set_defaults(run=_report)
+
+    imported = commands.add_parser("import-traces", help="score the authors' released traces by our metrics (unverified)")
+    imported.add_argument("folder", help="a folder that holds files like ruler_hqa_50/pi-mem-trained.jsonl")
+    imported.add_argument("--model", help="what outputs call the model; default the folder's name")
+    imported.add_argument("--method", help="of all files, where their names do not tell: pi_mem, mem_agent, rag, yarn, vanilla")
+    imported.add_argument("--samples", type=int, default=0, help="how many were asked for; default as many as the `_id`s show")
+    imported.add_argument("--out", metavar="FOLDER", help="default paper_tables/released/NAME")
+    imported.set_defaults(run=_import_traces)
 
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, and how to get it")
     doctor.set_defaults(run=_doctor)
@@ -183,13 +191,34 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from pimem.paper import training, versions
+    from pimem.paper import gate_versions, training, versions
 
-    files = training.rebuild() if args.version == training.PROFILE else versions.rebuild(args.version)
-    for path in files:
+    run = ""
+    if args.version == training.PROFILE:
+        made = training.rebuild()
+    elif gate_versions.is_one(args.version):
+        made = gate_versions.rebuild(args.version)
+    else:
+        made = versions.rebuild(args.version)
+        run = versions.coverage(made[0].parent)
+    for path in made:
         print(path)
-    if args.version != training.PROFILE:
-        print(versions.coverage(files[0].parent))
+    if run:
+        print(run)
+
+
+def _import_traces(args: argparse.Namespace) -> None:
+    from pimem import paths
+    from pimem.paper import released_traces
+
+    folder = Path(args.folder).expanduser().resolve()
+    model = args.model or folder.name.removesuffix("-trace")
+    found = released_traces.read_folder(folder, model, samples=args.samples, method=args.method)
+    out = Path(args.out) if args.out else paths.root() / "paper_tables" / released_traces.PROFILE / folder.name
+    print(found.cells.round(2).to_string(index=False))
+    print(f"\n{released_traces.UNVERIFIED}\n")
+    for path in released_traces.write(found, out, folder):
+        print(path)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -179,7 +179,8 @@ def _say_plan(profile: Profile, given: str, chosen: Sequence[str]) -> int:
 def _say_results(profile: Profile) -> None:
     from pimem.paper import versions
 
-    for kind, folder in versions.latest(profile.name).items():
+    found = [item for name in (profile.name, f"{profile.name}_gates") for item in versions.latest(name).items()]
+    for kind, folder in found:
         print(f"{kind}: {folder}")
         for path in sorted(folder.iterdir()):
             print(f"  {path.name}")

@@ -69,10 +69,18 @@ class Section:
     """Samples a cell."""
     samples_at: dict[str, int] = field(default_factory=dict)
     """Length to samples a cell, for lengths that get another number."""
+    lengths_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Task to its own lengths, for tasks of a section that count in another unit."""
+    evidence_within: tuple[float, ...] = ()
+    """Shares of the context in which the evidence lies, each a setting of every task; empty leaves it to the tasks."""
     methods: tuple[str, ...] = ()
     """Methods and variants compared; empty takes all methods of the profile."""
+    methods_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Length to the methods compared there, for lengths that some methods would take days for."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Models compared, in place of the profile's: what outputs call each, and its name or folder."""
     turns: tuple[int, ...] = ()
-    """PI-Mem is run with each of these K, labelled so; empty takes the method's own."""
+    """PI-Mem is run with each of these K, labelled so where it is not the method's own; empty takes that one."""
     prompts: str = ""
     """The prompt set, or a folder with one; empty takes the profile's."""
     seed: int = 42
@@ -85,6 +93,21 @@ class Section:
     def samples_of(self, length: int) -> int:
         """Samples of a cell of this length."""
         return self.samples_at.get(str(length), self.samples)
+
+    def lengths_at(self, task: str) -> tuple[int, ...]:
+        """Lengths of a task."""
+        return self.lengths_of.get(task, self.lengths)
+
+    @property
+    def every_length(self) -> list[int]:
+        """The lengths of all tasks."""
+        return sorted({*self.lengths, *itertools.chain.from_iterable(map(self.lengths_at, self.tasks))})
+
+    def settings(self, task: str) -> Iterator[dict[str, Any]]:
+        """Parameters of a task, a set for each of `evidence_within`."""
+        for share in self.evidence_within or (1.0,):
+            # The whole context is the tasks' default: such a run is the same one in every notebook.
+            yield self.tasks[task] | ({} if share == 1 else {"evidence_within": share})
 
     @property
     def runs(self) -> bool:
@@ -165,25 +188,42 @@ class Profile:
 
     def check(self, section: Section, where: str) -> None:
         """Raises `ConfigError` for a section that names an unknown method or asks for nothing sensible."""
-        for method in section.methods:
+        for method in (*section.methods, *itertools.chain.from_iterable(section.methods_at.values())):
             if method not in self.variants:
                 self.method(method)
-        if section.tasks and (section.samples < 1 or not section.lengths or min(section.lengths) < 1):
+        if unknown := [task for task in section.lengths_of if task not in section.tasks]:
+            raise ConfigError(f"{where}: lengths_of: no task {unknown[0]!r} here; {nearest(unknown[0], section.tasks)}")
+        for task in section.tasks:
+            lengths = section.lengths_at(task)
+            if section.samples < 1 or not lengths or min(lengths) < 1:
+                raise ConfigError(
+                    f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(lengths)} for {task}"
+                )
+        if twice_said := [task for task, own in section.tasks.items() if section.evidence_within and "evidence_within" in own]:
             raise ConfigError(
-                f"{where}: tasks need samples >= 1 and lengths >= 1; got {section.samples} and {list(section.lengths)}"
+                f"{where}: evidence_within stands in the section and in the parameters of {twice_said[0]}; keep one"
             )
+        if wrong := [share for share in section.evidence_within if not 0 < share <= 1]:
+            raise ConfigError(f"{where}: evidence_within: {wrong[0]} is no share; give numbers above 0, at most 1")
         if section.tasks and not (section.methods or self.methods):
             raise ConfigError(f"{where}: tasks need methods, and neither the section nor the profile names one")
         if section.turns and min(section.turns) < 1:
             raise ConfigError(f"{where}: turns: {list(section.turns)}; PI-Mem needs at least one turn")
-        for what, listed in (("lengths", section.lengths), ("methods", section.methods), ("turns", section.turns)):
+        lists: dict[str, tuple[Any, ...]] = {"lengths": section.lengths, "methods": section.methods, "turns": section.turns}
+        lists |= {f"methods_at: {length}": methods for length, methods in section.methods_at.items()}
+        lists |= {f"lengths_of: {task}": lengths for task, lengths in section.lengths_of.items()}
+        lists |= {"evidence_within": section.evidence_within, "models": tuple(section.models.values())}
+        for what, listed in lists.items():
             if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
                 raise ConfigError(f"{where}: {what}: {twice[0]!r} stands there twice; one cell cannot be run as two")
+        known_lengths = section.every_length
         for length, samples in section.samples_at.items():
-            if samples < 1 or length not in map(str, section.lengths):
+            if samples < 1 or length not in map(str, known_lengths):
                 raise ConfigError(
-                    f"{where}: samples_at: {length}: {samples}; give at least one sample, for one of {list(section.lengths)}"
+                    f"{where}: samples_at: {length}: {samples}; give at least one sample, for one of {known_lengths}"
                 )
+        if unknown := [length for length in section.methods_at if length not in map(str, known_lengths)]:
+            raise ConfigError(f"{where}: methods_at: {unknown[0]} is none of the lengths {known_lengths}")
 
     def section(self, notebook: str, changes: Mapping[str, Any] | None = None) -> Section:
         """A notebook's section with a notebook's own parameters on top; parameters that are None change nothing.
@@ -196,28 +236,33 @@ class Profile:
         base = self.notebooks[notebook]
         changed = build(Section, given, f"{notebook}: parameters")
         section = replace(base, **{k: getattr(changed, k) for k in given})
+        if "lengths_of" not in given:
+            own = {task: lengths for task, lengths in base.lengths_of.items() if task in section.tasks}
+            section = replace(section, lengths_of=own)
         if "samples_at" not in given:
-            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in map(str, section.lengths)}
+            lengths = set(map(str, section.every_length))
+            kept = {} if "samples" in given else {k: v for k, v in base.samples_at.items() if k in lengths}
             section = replace(section, samples_at=kept)
+        if "methods_at" not in given:
+            lengths = set(map(str, section.every_length))
+            own_methods = {} if "methods" in given else {k: v for k, v in base.methods_at.items() if k in lengths}
+            section = replace(section, methods_at=own_methods)
         self.check(section, f"{notebook}: parameters")
         return section
 
     def run_specs(self, section: Section) -> Iterator[RunSpec]:
-        """The runs of a section: task by task, length by length, method by method."""
+        """The runs of a section: model by model, task by task, setting by setting, length by length, method by method."""
         return (spec for spec, _ in self.labelled(section))
 
     def labelled(self, section: Section) -> Iterator[tuple[RunSpec, str]]:
         """The runs of a section, each with what stands behind its method's name in tables."""
-        for (task, own), length in itertools.product(section.tasks.items(), section.lengths):
-            params = task_params(task, own, self.semantics)
-            for name in section.methods or tuple(self.methods):
-                spec, label = self._run(name, TaskSpec(task, length, section.seed, params), section.prompts)
-                if not (section.turns and isinstance(spec.method, PiMemSpec)):
-                    yield spec, label
-                    continue
-                for turns in section.turns:
-                    method = replace(spec.method, max_turns=turns)
-                    yield replace(spec, method=method), ", ".join(filter(None, (label, f"K={turns}")))
+        for path, task in itertools.product(section.models.values() or (None,), section.tasks):
+            for own, length in itertools.product(section.settings(task), section.lengths_at(task)):
+                asked = TaskSpec(task, length, section.seed, task_params(task, own, self.semantics))
+                for name in section.methods_at.get(str(length)) or section.methods or tuple(self.methods):
+                    spec, label = self._run(name, asked, section.prompts)
+                    spec = replace(spec, model=replace(spec.model, path=path)) if path else spec
+                    yield from _turned(spec, label, section.turns)
 
     def _run(self, name: str, task: TaskSpec, prompts: str) -> tuple[RunSpec, str]:
         """The run of a method or variant over a task, and its label."""
@@ -234,3 +279,14 @@ class Profile:
             prompts=variant.prompts or prompts,
         )
         return run, variant.label
+
+
+def _turned(spec: RunSpec, label: str, turns: tuple[int, ...]) -> Iterator[tuple[RunSpec, str]]:
+    """A run of PI-Mem for each K, with its label; any other run as it is."""
+    method = spec.method
+    if not (turns and isinstance(method, PiMemSpec)):
+        yield spec, label
+        return
+    for k in turns:
+        said = "" if k == method.max_turns else f"K={k}"
+        yield replace(spec, method=replace(method, max_turns=k)), ", ".join(filter(None, (label, said)))

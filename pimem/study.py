@@ -17,12 +17,13 @@ import pandas as pd
 from pimem import paths, runs, trace_view
 from pimem.config import PiMemSpec, RunSpec
 from pimem.errors import ConfigError, DataError, nearest
-from pimem.paper import cells, figures, style
+from pimem.paper import causes, cells, figures, style
 from pimem.paper import scores as score_frames
 from pimem.profiles import Profile
 from pimem.progress import Counts
 from pimem.prompts import PromptSet
 from pimem.records import Sample, Trace
+from pimem.scoring import score
 from pimem.store import RunStore
 from pimem.tasks.base import TASKS
 from pimem.tasks.base import build as build_task
@@ -34,6 +35,10 @@ def named(method: str, label: str) -> str:
     return f"{method} ({label})" if label else method
 
 
+def _about(spec: RunSpec, label: str) -> dict[str, Any]:
+    return {"task": spec.task.name, "length": spec.task.length, "method": named(spec.method.method, label)}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a study and, once run, its store."""
@@ -43,6 +48,11 @@ class Cell:
     counts: Counts
     label: str = ""
     """What stands behind the method's name in tables."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a notebook's frames say of it."""
+        return _about(self.spec, self.label)
 
 
 class Study:
@@ -73,8 +83,7 @@ class Study:
         budgets = ("chunk_tokens", "memory_tokens", "max_turns")
         rows = []
         for spec, label in zip(self.specs, self.labels, strict=True):
-            row = {"task": spec.task.name, "length": spec.task.length, "method": named(spec.method.method, label)}
-            row |= {"samples": self._samples(spec), "window": spec.model.window}
+            row = _about(spec, label) | {"samples": self._samples(spec), "window": spec.model.window}
             rows.append(row | {b: getattr(spec.method, b, None) for b in budgets})
         return pd.DataFrame(rows).astype(dict.fromkeys(budgets, "Int64"))
 
@@ -85,15 +94,7 @@ class Study:
         finished = runs.run_sync(self.specs, wanted, profile.engine, profile.execution, paths.runs())
         made = zip(self.specs, finished, self.labels, strict=True)
         self.cells = [Cell(spec, store, store.counts, label) for spec, store, label in made]
-        rows = [
-            {
-                "task": c.spec.task.name,
-                "length": c.spec.task.length,
-                "method": named(c.spec.method.method, c.label),
-                **asdict(c.counts),
-            }
-            for c in self.cells
-        ]
+        rows = [c.about | asdict(c.counts) for c in self.cells]
         return pd.DataFrame(rows).drop(columns=["stale", "cached_tokens"])
 
     def _samples(self, spec: RunSpec) -> int:
@@ -174,6 +175,20 @@ class Study:
                 size = getattr(cell.spec.method, "chunk_tokens", None)
                 return trace_view.as_text(trace, chunk_tokens=size, evidence=sample.evidence)
         raise DataError(f"{self.notebook}: no trace {index} of method {method!r}")
+
+    def causes(self) -> pd.DataFrame:
+        """How many samples of each run were answered, and where the others were lost (`pimem.paper.causes`)."""
+        rows = []
+        for cell in self.open():
+            form = PromptSet.load(cell.spec.prompts).answer_form
+            metric = build_task(cell.spec.task, self.tokenizer).metric
+            size = getattr(cell.spec.method, "chunk_tokens", None)
+            for sample, trace in cell.store.records(self._samples(cell.spec)):
+                right = score(trace, sample.answers, form, metric)[metric]
+                rows.append(cell.about | {"cause": causes.cause(sample, trace, size, right, metric)})
+        counts = pd.DataFrame(rows).value_counts(sort=False).unstack(fill_value=0)
+        order = list(dict.fromkeys((r["task"], r["length"], r["method"]) for r in rows))
+        return counts.reindex(index=order, columns=list(causes.CAUSES), fill_value=0)
 
     def checks(self) -> pd.DataFrame:
         """PI-Mem's check signal against gold, by turn: how chunks with and without evidence were judged."""

@@ -66,14 +66,62 @@ def test_a_notebook_changes_what_it_names_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_a_length_may_have_its_own_number_of_samples(tmp_path: Path) -> None:
-    given = {**BASE["notebooks"]["02_hotpotqa"], "samples_at": {40: 2}}
+    given = {**BASE["notebooks"]["02_hotpotqa"], "samples_at": {20: 1, 40: 2}}
     profile = load(tmp_path, notebooks={"02_hotpotqa": given})
     section = profile.section("02_hotpotqa")
-    assert [section.samples_of(length) for length in section.lengths] == [3, 2]
-    assert profile.section("02_hotpotqa", {"lengths": [20]}).samples_at == {}
+    assert [section.samples_of(length) for length in section.lengths] == [1, 2]
+    assert profile.section("02_hotpotqa", {"lengths": [20]}).samples_at == {"20": 1}
     assert profile.section("02_hotpotqa", {"samples": 1}).samples_of(40) == 1
     with pytest.raises(ConfigError, match="samples_at: 7: 2; give at least one sample"):
         profile.section("02_hotpotqa", {"samples_at": {7: 2}})
+
+
+def test_a_length_may_have_its_own_methods(tmp_path: Path) -> None:
+    given = {**BASE["notebooks"]["02_hotpotqa"], "methods_at": {40: ["pi_mem"]}}
+    profile = load(tmp_path, notebooks={"02_hotpotqa": given})
+    cells = [(s.task.length, s.method.method) for s in profile.run_specs(profile.section("02_hotpotqa"))]
+    assert cells == [(20, "pi_mem"), (20, "vanilla"), (40, "pi_mem")]
+    chosen = profile.section("02_hotpotqa", {"methods": ["vanilla"]})
+    assert [s.method.method for s in profile.run_specs(chosen)] == ["vanilla", "vanilla"]
+    assert profile.section("02_hotpotqa", {"lengths": [20]}).methods_at == {}
+    with pytest.raises(ConfigError, match="methods_at: 41 is none of the lengths"):
+        profile.section("02_hotpotqa", {"methods_at": {41: ["pi_mem"]}})
+    with pytest.raises(ConfigError, match="no method 'rag'"):
+        profile.section("02_hotpotqa", {"methods_at": {40: ["rag"]}})
+
+
+def test_settings_models_and_variants_are_runs_of_their_own(tmp_path: Path) -> None:
+    section: dict[str, Any] = {
+        "tasks": {"hotpotqa": {"split": "eval"}, "niah_multivalue": {}},
+        "lengths": [4096],
+        "lengths_of": {"hotpotqa": [50]},
+        "evidence_within": [1.0, 0.2],
+        "models": {"base": "a", "trained": "b"},
+        "samples": 2,
+        "samples_at": {50: 1},
+    }
+    section["methods"] = ["gru_mem", "reads_on"]
+    variants = {"reads_on": {"method": "gru_mem", "label": "exit gate off", "fields": {"exit_gate": False}}}
+    profile = load(tmp_path, methods={"gru_mem": {"chunk_tokens": 9}}, variants=variants, notebooks={"11_gates": section})
+    read = profile.section("11_gates")
+    specs = list(profile.run_specs(read))
+    assert [s.task.params for s in specs[:4:2]] == [{"split": "eval"}, {"split": "eval", "evidence_within": 0.2}]
+    cells = [(s.model.path, s.task.name, s.task.length) for s in specs[::4]]
+    assert cells == [(m, t, n) for m in "ab" for t, n in (("hotpotqa", 50), ("niah_multivalue", 4096))]
+    labelled = [(label, s.method.exit_gate, s.method.chunk_tokens) for s, label in profile.labelled(read)]  # type: ignore[union-attr]
+    assert labelled[:2] == [("", True, 9), ("exit gate off", False, 9)]
+    assert (read.samples_of(50), read.samples_of(4096)) == (1, 2)
+    assert profile.section("11_gates", {"tasks": {"niah_multivalue": {}}}).lengths_of == {}
+    with pytest.raises(ConfigError, match="lengths_of: no task 'hotpot' here; did you mean 'hotpotqa'"):
+        profile.section("11_gates", {"lengths_of": {"hotpot": [3]}})
+    with pytest.raises(ConfigError, match=r"evidence_within: 2\.0 is no share"):
+        profile.section("11_gates", {"evidence_within": [2.0]})
+    with pytest.raises(ConfigError, match="evidence_within stands in the section and in the parameters of niah_single_1"):
+        profile.section("11_gates", {"tasks": {"niah_single_1": {"evidence_within": 0.5}}})
+    with pytest.raises(ConfigError, match=r"evidence_within: 0\.1 stands there twice"):
+        profile.section("11_gates", {"evidence_within": [0.1, 0.1]})
+    with pytest.raises(ConfigError, match=r"variants\.reads_on: .*did you mean 'exit_gate'"):
+        load(tmp_path, variants={"reads_on": {"method": "gru_mem", "fields": {"exit_gat": False}}})
 
 
 @pytest.mark.parametrize(
@@ -160,12 +208,12 @@ def test_a_variant_is_a_method_under_its_own_settings(tmp_path: Path) -> None:
     assert list(profile.run_specs(profile.section("04"))) == [spec for spec, _ in runs]
 
 
-def test_pi_mem_is_run_with_each_number_of_turns_and_nothing_else_is(tmp_path: Path) -> None:
+def test_pi_mem_is_run_with_each_number_of_turns_labelled_where_it_is_not_its_own(tmp_path: Path) -> None:
     profile = load(tmp_path)
-    section = profile.section("02_hotpotqa", {"turns": [3, 1], "lengths": [20]})
+    section = profile.section("02_hotpotqa", {"turns": [2, 1], "lengths": [20]})
     runs = list(profile.labelled(section))
     assert [(s.method.method, getattr(s.method, "max_turns", None), label) for s, label in runs] == [
-        ("pi_mem", 3, "K=3"),
+        ("pi_mem", 2, ""),
         ("pi_mem", 1, "K=1"),
         ("vanilla", None, ""),
     ]

@@ -16,7 +16,8 @@ import yaml
 
 from pimem import notebooks, paths
 from pimem.errors import ConfigError, DataError
-from pimem.paper import versions
+from pimem.gates import Gates
+from pimem.paper import gate_versions, versions
 from pimem.profiles import Profile
 from pimem.report import Report
 from pimem.study import Study
@@ -29,6 +30,7 @@ TERSE = {
         "read": "{question} {memory} {chunk}",
         "merge": "{question} {memory} {observations}",
         "update": "{question} {memory} {chunk}",
+        "gated_update": "{question} {memory} {chunk}",
         "final": "{question} {memory}",
         "answer": "{question} {context}",
         "retrieved": "{question} {context}",
@@ -58,10 +60,27 @@ def profile(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
             "engine": {"kind": kind, "device": "cpu"} if kind != "scripted" else {"kind": kind},
             "prompts": str(prompts),
             "sampling": {"temperature": 0.0, "top_p": 1.0},
-            "methods": {"mem_agent": budgets, "pi_mem": {**budgets, "read_tokens": 8, "max_turns": 2}},
+            "methods": {
+                "mem_agent": budgets,
+                "pi_mem": {**budgets, "read_tokens": 8, "max_turns": 2},
+                "gru_mem": budgets,
+            },
+            "variants": {"reads_on": {"method": "gru_mem", "label": "exit gate off", "fields": {"exit_gate": False}}},
             "notebooks": {
                 "00_quickstart": {"question": "When?", "files": ["log.txt"]},
-                "05_evidence": {"tasks": {"niah_multivalue": {"haystack": "noise"}}, "lengths": [1200], "samples": 2},
+                "05_evidence": {
+                    "tasks": {"niah_multivalue": {"haystack": "noise"}},
+                    "lengths": [1200],
+                    "samples": 2,
+                    "methods": ["mem_agent", "pi_mem"],
+                },
+                "11_gates": {
+                    "tasks": {"niah_single_1": {}},
+                    "lengths": [1200],
+                    "evidence_within": [1.0, 0.2],
+                    "samples": 2,
+                    "methods": ["mem_agent", "reads_on", "gru_mem"],
+                },
                 "10_paper": {},
             },
         }
@@ -88,6 +107,9 @@ def test_a_study_runs_scores_and_reports_and_the_second_time_calls_nothing(profi
         scores.loc[scores["method"] == "pi_mem", "chunks"]
     )
     assert "question  " in study.example("pi_mem")
+    lost = study.causes()
+    assert lost.sum(axis=1).to_dict() == {("niah_multivalue", 1200, "mem_agent"): 2, ("niah_multivalue", 1200, "pi_mem"): 2}
+    assert lost["right"].sum() == (scores["multi_recall"] == 1).sum()
 
     again = Study("05_evidence", name)
     assert again.run()["calls"].tolist() == [0, 0]
@@ -103,6 +125,36 @@ def test_a_study_runs_scores_and_reports_and_the_second_time_calls_nothing(profi
     before = (report.version["tables"] / "table4_coverage.csv").read_bytes()
     versions.rebuild(report.version["tables"])
     assert (report.version["tables"] / "table4_coverage.csv").read_bytes() == before
+
+
+def test_gates_are_measured_from_the_traces_and_have_a_version_of_their_own(
+    profile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_versions, "FIGURES", {})
+    gates = Gates(profile(), models={"here": Profile.load("tiny").model.path})
+    plan = gates.plan()
+    assert plan["evidence_within"].tolist() == [1.0] * 3 + [0.2] * 3
+    assert plan["method"].tolist() == ["mem_agent", "gru_mem (exit gate off)", "gru_mem"] * 2
+    assert set(plan["model"]) == {"here"}
+    with pytest.raises(DataError, match="call publish"):
+        gates.show("gates_exits")
+    cells = gates.publish()
+    assert cells["n"].tolist() == [2] * 6
+    steps = gates.steps()
+    assert steps.groupby("run")["sample"].nunique().tolist() == [2] * 6
+    early = steps[steps["within"] == 0.2]
+    assert set(early["last_evidence"]) == {1}
+    assert (steps["steps_possible"] == 3).all()
+    gated = steps[(steps["step"] > 0) & (steps["gate"] != "")]
+    assert set(gated["gate"]) == {"malformed"}
+    assert "never" in gates.show("gates_exits").data
+    assert "only here was run" in gates.show("gates_models").data
+    assert "tiny_gates" in gates.folders()
+    assert gate_versions.is_one("tiny_gates")
+    with pytest.raises(ConfigError, match="11_gates: pi_mem does not read chunk after chunk"):
+        Gates("tiny", methods=["pi_mem"])
+    with pytest.raises(DataError, match="no table or figure is made from what it says"):
+        Gates(profile("scripted")).publish()
 
 
 def test_more_samples_cost_only_the_new_ones(profile: Any) -> None:

@@ -74,10 +74,10 @@ def cells(scores: pd.DataFrame, metric: str | None = None, *, version: str, leve
     """
     what = scored(scores, metric)
     frame, out = what.frame, []
-    every = frame.groupby(["task", "model", "prompts"])["length"].transform("nunique")
-    for key, part in frame.assign(every=every).groupby(["task", *ROW], sort=False):
+    every = frame.groupby(["task", "unit", "model", "prompts"])["length"].transform("nunique")
+    for (task, _, *row), part in frame.assign(every=every).groupby(["task", "unit", *ROW], sort=False):
         for length, cell in part.groupby("length", sort=True):
-            _check_one_run(cell, key, length)
+            _check_one_run(cell, (task, *row), length)
             out.append(_cell(cell, str(length), what, level))
         # A mean over fewer lengths than other rows have would be compared with theirs.
         if 1 < part["length"].nunique() == part["every"].iloc[0]:

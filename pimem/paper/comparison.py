@@ -36,7 +36,7 @@ def methods(scores: pd.DataFrame, first: str = "pi_mem", *, version: str, level:
     out = []
     ood = frame[frame["task"].isin(OOD)].assign(metric=f"mean_of_{len(OOD)}_tasks")
     tasks = [("ruler_ood", block) for _, block in ood.groupby(["model", "prompts"], sort=False)]
-    for task, block in [*((key[0], b) for key, b in frame.groupby(["task", "model", "prompts"], sort=False)), *tasks]:
+    for task, block in [*((key[0], b) for key, b in frame.groupby(["task", "unit", "model", "prompts"], sort=False)), *tasks]:
         rows = dict(list(block.groupby(["method", "variant"], sort=False)))
         for key, mine in rows.items():
             # Two variants of `first` meet once, whichever of them comes first.

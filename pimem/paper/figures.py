@@ -63,7 +63,7 @@ def _by_length(name: str, scores: pd.DataFrame, label: str, version: str, level:
 def _ours(plan: Plan, scores: pd.DataFrame, version: str, level: float) -> pd.DataFrame:
     """Cells with a value; none where nothing of the table was run."""
     try:
-        found = plan.measure(scores[scores["task"].isin(plan.tasks)], plan.metric, version=version, level=level)
+        found = plan.measure(plan.of(scores), plan.metric, version=version, level=level)
     except Absent:
         return pd.DataFrame(columns=["source", "model", "prompts", "method", "variant", "column", "tokens", "value", "n"])
     return found[(found["column"] != "Avg") & found["value"].notna()].assign(source="ours")
@@ -84,10 +84,10 @@ def _published(plan: Plan, with_rl_only: bool) -> pd.DataFrame:
             "variant": frame["method"].map(lambda name: rows[name][1]),
             "column": frame["column"],
             "length": frame["column"].map(lengths),
-            "unit": "documents" if plan.tasks == ("hotpotqa",) else "tokens",
+            "unit": plan.unit or "tokens",
             "metric": frame["metric"],
             "value": frame["number"],
-            "tokens": frame["column"].map(_nominal if plan.tasks == ("hotpotqa",) else lengths),
+            "tokens": frame["column"].map(_nominal if plan.unit == "documents" else lengths),
         }
     )
 

@@ -32,6 +32,8 @@ class Plan:
     """Samples behind a printed cell, by the paper's name of its column."""
     measure: Callable[..., pd.DataFrame]
     """Makes the cells: a function of `pimem.paper.cells`."""
+    unit: str = ""
+    """What its lengths count, where a task of it may count two things."""
     metric: str | None = None
     """The score; None takes each task's own."""
     methods: tuple[str, ...] = EVERY
@@ -43,6 +45,10 @@ class Plan:
     """Methods that also have a row for a model without reinforcement learning."""
     turns: bool = False
     """Whether rows of PI-Mem's turns belong to it."""
+
+    def of(self, scores: pd.DataFrame) -> pd.DataFrame:
+        """The scores that the table is made from."""
+        return scores[scores["task"].isin(self.tasks) & (scores["unit"].eq(self.unit) if self.unit else True)]
 
 
 _HQA = {str(documents): name for name, documents in published.HQA_DOCUMENTS.items()}
@@ -59,6 +65,7 @@ _hqa = functools.partial(
     columns=_HQA | {"Avg": "Avg"},
     counts=dict.fromkeys([*_HQA.values(), "Avg"], _SAMPLES),
     measure=cells,
+    unit="documents",
     metric="sub_em",
 )
 _ood = functools.partial(

@@ -65,7 +65,7 @@ def build(
 
 
 def _found(plan: Plan, scores: pd.DataFrame, version: str, level: float) -> pd.DataFrame:
-    part = scores[scores["task"].isin(plan.tasks)]
+    part = plan.of(scores)
     if not plan.without_rl:
         part = part[part["variant"] != WITHOUT_RL]
     part = part[part["method"].isin(plan.methods) | ~part["method"].isin(published.METHOD_NAMES)]
@@ -112,7 +112,7 @@ def _head(plan: Plan, found: pd.DataFrame, column: str) -> str:
     part = found[found["column"] == column]
     if part.empty:
         name = plan.columns[column]
-        return f"{column} docs ({name})" if plan.tasks == ("hotpotqa",) and column != name else name
+        return f"{column} docs ({name})" if plan.unit == "documents" and column != name else name
     counts = set(part.loc[part["value"].notna(), "n"])
     shared = f", n = {counts.pop()}" if len(counts) == 1 and column != "Avg" else ""
     return (heading(part, column) if column.isdecimal() else plan.columns.get(column, column)) + shared

@@ -19,14 +19,12 @@ import pandas as pd
 
 from pimem import paths, provenance
 from pimem.config import canonical_hash
-from pimem.errors import DataError, EngineError, nearest
+from pimem.errors import DataError, EngineError
 from pimem.journal import replace_file
 from pimem.packages import sha256
-from pimem.paper import figures, hyperparameters, training_curves, training_runs, training_stages, training_tables
-from pimem.paper.render import latex_text, pipes, tabular, write_texts
-from pimem.paper.tables import Absent
+from pimem.paper import hyperparameters, training_curves, training_runs, training_stages, training_tables
+from pimem.paper.sheets import Outputs
 from pimem.paper.training_records import MANIFEST, Record, committed, distil, keep, predecessor, records
-from pimem.paper.training_tables import Sheet
 from pimem.paper.versions import KINDS, latest
 
 PROFILE = "training"
@@ -48,6 +46,7 @@ FIGURES = {
     "training_cold_start": training_curves.cold_start,
     "training_judged": training_stages.judged,
 }
+OUTPUTS = Outputs(PROFILE, SHEETS, FIGURES)
 
 
 def publish(made_of: Sequence[Record], *, root: Path | None = None, level: float = 0.95) -> dict[str, Path]:
@@ -66,7 +65,7 @@ def publish(made_of: Sequence[Record], *, root: Path | None = None, level: float
     if not all((folder / MANIFEST).is_file() for folder in folders.values()):
         # Whoever asked, it is made so.
         command = ["pimem", "report", PROFILE]
-        _make(made_of, folders, {**provenance.collect(command=command), "level": level, "records": files})
+        OUTPUTS.make(made_of, folders, {**provenance.collect(command=command), "level": level, "records": files})
     for folder in folders.values():
         replace_file(folder.parent / "latest", folder.name + "\n")
     return folders
@@ -95,7 +94,7 @@ def rebuild(root: Path | None = None) -> list[Path]:
             f"{known['tables']}: the record(s) {', '.join(changed)} changed since; run notebook 01_train for a new version"
         )
     about["rebuilt"] = {"code": provenance.code_hash(), "git": provenance.git()}
-    return _make(made_of, {kind: root / place / PROFILE / known["tables"].name for kind, place in KINDS.items()}, about)
+    return OUTPUTS.make(made_of, {kind: root / place / PROFILE / known["tables"].name for kind, place in KINDS.items()}, about)
 
 
 class Training:
@@ -130,28 +129,11 @@ class Training:
 
     def table(self, name: str) -> Any:
         """A table of the version, or a line that says what it lacks. Raises `DataError` for one that does not exist."""
-        from IPython.display import Markdown
-
-        path = self.version["tables"] / f"{name}.md"
-        if not path.is_file():
-            return Markdown(self._missing("tables", name, SHEETS))
-        # Under the notebook's own headlines.
-        return Markdown(path.read_text(encoding="utf-8").replace("# ", "#### ", 1))
+        return OUTPUTS.show(self.version, name)
 
     def figure(self, name: str) -> Any:
         """A figure of the version, or a line that says what it lacks. Raises `DataError` for one that does not exist."""
-        from IPython.display import Image, Markdown
-
-        path = self.version["figures"] / f"{name}.png"
-        if path.is_file():
-            return Image(filename=str(path), width=900)
-        return Markdown(self._missing("figures", name, FIGURES))
-
-    def _missing(self, kind: str, name: str, known: Mapping[str, Any]) -> str:
-        if name not in known:
-            raise DataError(f"no table or figure {name!r} of trainings; {nearest(name, known)}")
-        about = json.loads((self.version[kind] / MANIFEST).read_text(encoding="utf-8"))
-        return f"*Not here yet: {about['skipped'][name]}.*"
+        return OUTPUTS.show(self.version, name)
 
     def folders(self) -> str:
         """Where the version lies, a line a kind."""
@@ -180,56 +162,6 @@ def train(config: str, out: str | Path, changes: Mapping[str, Any] | None = None
         raise EngineError(f"the training ended with exit code {process.returncode}; its last lines say why", retryable=False)
     machine = ", ".join(gpu["name"] for gpu in provenance.gpus()) or provenance.cpu()["name"]
     return keep(distil(folder), name or folder.name, machine=machine)
-
-
-def _make(made_of: Sequence[Record], folders: Mapping[str, Path], about: Mapping[str, Any]) -> list[Path]:
-    version, level = folders["tables"].name, float(about["level"])
-    made: dict[str, list[Path]] = {"tables": [], "figures": []}
-    skipped: dict[str, dict[str, str]] = {"tables": {}, "figures": {}}
-    for name, build in SHEETS.items():
-        try:
-            made["tables"] += write(build(made_of, version=version, level=level), folders["tables"])
-        except Absent as error:
-            skipped["tables"][name] = str(error)
-    for name, draw in FIGURES.items():
-        try:
-            made["figures"] += figures.write(*draw(made_of, version=version, level=level), folders["figures"], name)
-        except Absent as error:
-            skipped["figures"][name] = str(error)
-    for kind, folder in folders.items():
-        files = {path.name: sha256(path) for path in made[kind]}
-        record = {**about, "version": version, "profile": PROFILE, "files": files, "skipped": skipped[kind]}
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / MANIFEST, json.dumps(record, indent=1, default=str) + "\n")
-    return [*made["tables"], *made["figures"], *(folder / MANIFEST for folder in folders.values())]
-
-
-def write(sheet: Sheet, folder: Path) -> list[Path]:
-    """A table as csv (its cells), md and tex; returns the files. Raises `StoreError`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    head, rows = [str(c) for c in sheet.shown], sheet.shown.astype(str).to_numpy().tolist()
-    latex = [
-        r"% Needs \usepackage{booktabs,graphicx}.",
-        r"\begin{table}[t]",
-        r"\centering",
-        rf"\caption{{{latex_text(sheet.title)}.}}",
-        rf"\label{{tab:{sheet.name}}}",
-        *tabular([_latex(c) for c in head], [" & ".join(map(_latex, row)) + r" \\" for row in rows]),
-        r"\par\smallskip\parbox{\linewidth}{\footnotesize\raggedright",
-        *(_latex(note) for note in sheet.notes),
-        "}",
-        r"\end{table}",
-    ]
-    texts = {
-        "csv": sheet.cells.to_csv(index=False, lineterminator="\n", float_format="%.6g"),
-        "md": "\n".join([f"# {sheet.title}", "", *pipes(head, rows), "", *(f"- {note}" for note in sheet.notes), ""]),
-        "tex": "\n".join([*latex, ""]),
-    }
-    return write_texts(folder, sheet.name, texts)
-
-
-def _latex(text: str) -> str:
-    return latex_text(text).replace("λ", r"$\lambda$").replace("\N{NO-BREAK SPACE}", "~").replace("—", "---")
 
 
 def _files(record: Record) -> dict[str, str]:

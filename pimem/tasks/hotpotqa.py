@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from pimem.config import build as build_spec
 from pimem.corpora import Corpus, Question
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
+from pimem.schema import check_share
 from pimem.tasks import blocks
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.blocks import Shown
@@ -46,6 +48,12 @@ class HotpotQAParams:
     order: Literal["sample", "constant"] = "sample"
     """constant: a question's own paragraphs take the same places in every context of as many documents, as in the released
     data."""
+    evidence_within: float = 1.0
+    """Share of the documents, from the first on, among which all gold ones stand, at places drawn there. GRU-Mem's paper has
+    0.1 and 0.2, too (Tables 2 and 4)."""
+
+    def __post_init__(self) -> None:
+        check_share(self, "evidence_within")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +117,12 @@ class HotpotQA:
             raise ConfigError(
                 f"task hotpotqa: {task.length:,} documents are asked for and there are {available:,} in split {params.split!r}"
             )
-        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= wanted]
+        first = self._first(wanted)
+        usable = [i for i in self._pool.questions if 0 < len(gold(corpus.questions[i])) <= first]
         if len(usable) < len(self._pool.questions):
+            share = "" if params.evidence_within == 1 else f", the first {params.evidence_within:.0%} of {task.length},"
             raise ConfigError(
-                f"task hotpotqa: {task.length} documents cannot hold the gold paragraphs of every question; 2 can"
+                f"task hotpotqa: {first} documents{share} cannot hold the gold paragraphs of every question; 2 can"
             )
         self._order = Draw("hotpotqa questions", task.seed).order(len(usable))
         self._usable = usable
@@ -173,7 +183,18 @@ class HotpotQA:
             raise ConfigError(
                 f"task hotpotqa: {length:,} tokens are asked for, split {self._params.split!r} has {filled.tokens:,}"
             )
-        return filled.units + least, filled._asdict()
+        size = filled.units + least
+        if self._first(size) < least:
+            raise ConfigError(
+                f"task hotpotqa: {length:,} tokens are {size} documents, of which the first {self._params.evidence_within:.0%} "
+                f"cannot hold the {least} gold paragraphs of question {question.id}; ask for more tokens"
+            )
+        return size, filled._asdict()
+
+    def _first(self, documents: int) -> int:
+        """Among how many documents, from the first on, the gold ones stand."""
+        # 0.29 of 100 documents are 29, whatever floating point makes of it.
+        return math.floor(round(self._params.evidence_within * documents, 6))
 
     def _tokens(self, question: Question, size: int) -> int:
         documents = self._documents(question, size)
@@ -195,8 +216,14 @@ class HotpotQA:
         if len(chosen) < length:
             fill = (pool[i] for i in Draw("hotpotqa fill", seed, question.id).order(len(pool)))
             chosen += itertools.islice((p for p in fill if p not in taken), length - len(chosen))
-        own_order = () if constant else (seed, question.id)
-        return [chosen[i] for i in Draw("hotpotqa order", *own_order, length).order(length)]
+        key = (length,) if constant else (seed, question.id, length)
+        order = Draw("hotpotqa order", *key).order(length).tolist()
+        if self._params.evidence_within < 1:
+            golden = [i for i in order if chosen[i] in first]
+            places = Draw("hotpotqa gold places", *key).order(max(self._first(length), len(first)))[: len(first)].tolist()
+            at, others = dict(zip(places, sorted(golden), strict=True)), (i for i in order if i not in golden)
+            order = [at[place] if place in at else next(others) for place in range(length)]
+        return [chosen[i] for i in order]
 
     def _tokenised(self, documents: list[int], shown: Shown) -> LongText | Assembled:
         """The context's ids: put together from paragraphs tokenised once where many are asked for, else tokenised whole."""

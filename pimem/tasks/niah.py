@@ -16,6 +16,7 @@ from pimem.config import TaskSpec, as_dict, canonical_hash
 from pimem.config import build as build_spec
 from pimem.errors import ConfigError
 from pimem.records import Sample
+from pimem.schema import check_share
 from pimem.tasks import haystacks
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.haystacks import Haystack
@@ -41,6 +42,12 @@ class NiahParams:
     essays: Literal["repeated", "once"] = "repeated"
     """What becomes of a length that is more than the essays: they repeat, or the text ends with them, short of the length, as
     in the released data."""
+    evidence_within: float = 1.0
+    """Share of the haystack, from its start, in which the needles asked for stand, at depths drawn there; others are anywhere.
+    GRU-Mem's paper also has 0.1 and 0.2 (Tables 2 and 4)."""
+
+    def __post_init__(self) -> None:
+        check_share(self, "evidence_within")
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class Niah:
             raise ConfigError(f"task {task.name}: params.essays: its haystack is not made of essays")
         self._most = self._haystack.unit_count if params.essays == "once" else None
         self._pieces = Pieces(tokenizer)
+        self._within = params.evidence_within
         self.data_hash = canonical_hash([self._haystack.data_hash, haystacks.words()[2], FORMAT], 64)
         identity = {"task": as_dict(task) | {"params": as_dict(params)}, "format": FORMAT}
         self._built = Built(identity | {"data": self.data_hash, "tokenizer": tokenizer.hash})
@@ -148,8 +156,8 @@ class Niah:
         made = []
         for at, (value, depth) in enumerate(zip(values, depths, strict=True)):
             number = at // variant.values_per_key
-            text = sentence(keys[number], value, variant.values)
-            made.append(Needle(keys[number], value, text, float(depth), number < variant.keys_asked))
+            text, asked = sentence(keys[number], value, variant.values), number < variant.keys_asked
+            made.append(Needle(keys[number], value, text, float(depth) * (self._within if asked else 1.0), asked))
         return sorted(made, key=lambda needle: needle.depth)
 
     def _key(self, index: int) -> str:

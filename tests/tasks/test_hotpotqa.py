@@ -96,6 +96,52 @@ def test_a_constant_order_gives_a_questions_own_paragraphs_the_same_places(token
     assert len(set(places)) == 1
 
 
+@settings(deadline=None, max_examples=25)
+@given(length=st.integers(4, 150), index=st.integers(0, 39), share=st.sampled_from([0.1, 0.2, 0.29, 0.5, 1.0]))
+def test_gold_stands_among_the_first_documents_where_that_is_asked(
+    tokenizer: Tokenizer, length: int, index: int, share: float
+) -> None:
+    most = int(round(share * length, 6))
+    spec = TaskSpec(length=length, params={"evidence_within": share})
+    if most < 2:
+        with pytest.raises(ConfigError, match=rf"{most} documents, the first {share:.0%} of {length}, cannot hold"):
+            base.build(spec, tokenizer)
+        return
+    (sample,) = base.build(spec, tokenizer).samples(1, start=index)
+    (whole,) = base.build(TaskSpec(length=length), tokenizer).samples(1, start=index)
+    assert max(sample.meta["gold_documents"]) <= most
+    titles, before = (documents(tokenizer.decode(s.context_ids)) for s in (sample, whole))
+    assert sorted(titles) == sorted(before)
+    if share == 1:
+        assert titles == before
+    own = set(sample.meta["gold_documents"])
+    assert [t for t in titles if t not in {titles[d - 1] for d in own}] == [
+        t for t in before if t not in {titles[d - 1] for d in own}
+    ]
+
+
+def test_gold_takes_every_place_of_its_share(tokenizer: Tokenizer) -> None:
+    samples = base.build(TaskSpec(length=50, params={"evidence_within": 0.1}), tokenizer).samples(40)
+    assert {place for s in samples for place in s.meta["gold_documents"]} == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("order", ["sample", "constant"])
+def test_gold_stands_among_the_first_documents_of_a_length_in_tokens(tokenizer: Tokenizer, order: str) -> None:
+    params = {"unit": "tokens", "order": order, "evidence_within": 0.3}
+    for sample in base.build(TaskSpec(length=3000, params=params), tokenizer).samples(8):
+        assert len(sample.context_ids) <= 3000 < sample.meta["one_more"]
+        assert max(sample.meta["gold_documents"]) <= 0.3 * sample.meta["documents"]
+    with pytest.raises(ConfigError, match=r"of which the first 30% cannot hold the [12] gold paragraphs"):
+        list(base.build(TaskSpec(length=300, params=params), tokenizer).samples(8))
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), "0.1"])
+def test_a_share_that_is_none_is_refused(tokenizer: Tokenizer, share: object) -> None:
+    for name in ("hotpotqa", "niah_single_1"):
+        with pytest.raises(ConfigError, match="evidence_within"):
+            base.build(TaskSpec(name, 1000, params={"evidence_within": share}), tokenizer)
+
+
 def test_the_seed_decides_the_questions(tokenizer: Tokenizer) -> None:
     clusters = {seed: [s.cluster for s in base.build(TaskSpec(length=10, seed=seed), tokenizer).samples(8)] for seed in (1, 2)}
     assert clusters[1] != clusters[2]

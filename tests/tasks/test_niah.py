@@ -36,6 +36,26 @@ def test_filled_to_the_unit_and_never_above(tokenizer: Tokenizer, name: str, len
         assert tokenizer.decode(sample.context_ids).count(value) == 1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_asked_for_stands_in_the_first_share_and_the_rest_anywhere(tokenizer: Tokenizer, name: str) -> None:
+    own = base.build(TaskSpec(name, 4000), tokenizer)
+    for share in (0.1, 0.2):
+        task = base.build(TaskSpec(name, 4000, params={"evidence_within": share}), tokenizer)
+        for index, sample in enumerate(task.samples(4)):
+            needles = task.needles(index)
+            room = sum(len(tokenizer.encode(needle.text)) + 1 for needle in needles)
+            longest = 1 + max(
+                len(tokenizer.encode(task._haystack.joiner + u))
+                for u in itertools.islice(task._haystack.units(task._key(index)), sample.meta["units"])
+            )
+            assert max(e.end for e in sample.evidence) <= share * len(sample.context_ids) + room + longest * 4
+            assert max(needle.depth for needle in needles if needle.asked) <= share
+            before = {needle.value: needle.depth for needle in own.needles(index)}
+            assert {n.value: n.depth for n in needles} == {
+                n.value: before[n.value] * (share if n.asked else 1) for n in needles
+            }
+
+
 @pytest.mark.parametrize(
     ("name", "answers", "keys"),
     [("niah_single_1", 1, 1), ("niah_multikey_1", 1, 1), ("niah_multivalue", 4, 1), ("niah_multiquery", 4, 4)],
