@@ -29,6 +29,9 @@ def environment(train: TrainSpec) -> dict[str, str]:
         # vLLM's other sampler compiles at first use.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
+    if train.seeded and train.machines.device == "cuda":
+        # A seed draws the same token only from the same probabilities, which otherwise depend on what else is in the batch.
+        said["VLLM_BATCH_INVARIANT"] = "1"
     if train.machines.device == "cpu":
         said |= {"VERL_USE_EXTERNAL_MODULES": "pimem.training.cpu_platform", "VERL_PLATFORM": "cpu"}
     return said

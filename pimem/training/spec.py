@@ -177,7 +177,8 @@ class TrainSpec:
     seed: int = 0
     """Of the order of questions and of inference."""
     seeded: bool = False
-    """Give every call a seed of its own, so that two runs draw alike; costs time on a GPU."""
+    """Give every call a seed of its own and vLLM kernels whose numbers do not depend on the batch, so that two runs draw alike;
+    costs time on a GPU."""
     evaluation: QuestionSet | None = None
     """What is asked every `eval_every` steps, before the first and after the last one; None leaves it out."""
     eval_every: int = 0

@@ -159,6 +159,8 @@ def test_what_verl_is_told(run: Run, tmp_path: Path) -> None:
     said = settings.settings(replace(run, spec=replace(run.spec, machines=machines)), tmp_path / "out")
     assert said["actor_rollout_ref.model.external_lib"] == "pimem.training.places"
     assert settings.environment(run.spec)["PYTHONPATH"].split(":")[0] == str(Path(launch.__file__).parents[2])
+    assert "VLLM_BATCH_INVARIANT" not in settings.environment(run.spec)
+    assert settings.environment(replace(run.spec, seeded=True))["VLLM_BATCH_INVARIANT"] == "1"
 
 
 @pytest.mark.engine
