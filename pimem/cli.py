@@ -243,7 +243,7 @@ def _check(args: argparse.Namespace) -> None:
     from pimem.tasks import check
     from pimem.tokens import Tokenizer
 
-    tokenizer = Tokenizer.load(models.resolve(ModelSpec(path=args.model)))
+    tokenizer = Tokenizer.load(models.resolve(ModelSpec(path=args.model), weights=False))
     wrong = 0
     print(check.HEADER)
     for one in check.check(args.names, args.lengths or check.LENGTHS, args.seed, tokenizer):

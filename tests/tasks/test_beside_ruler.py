@@ -33,7 +33,7 @@ from pimem.tokens import Tokenizer
 pytestmark = pytest.mark.data
 
 LENGTH = 8192
-SAMPLES = 3
+SAMPLES = 2
 OPEN, CLOSE = "<<<", ">>>"
 SPLITTER = "import re\ndef sent_tokenize(text):\n    return re.split(r'(?<=[.!?])\\s+', text)\n"
 STEP = {
