@@ -5,7 +5,7 @@ One row a sample and run. Scores lie in 0..1; a score that does not exist for a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,13 @@ from pimem.journal import replace_file
 from pimem.records import Trace
 from pimem.scoring import AnswerForm, score
 
-TEXT = ("profile", "task", "unit", "model", "prompts", "method", "variant", "run", "sample", "cluster", "status", "metric")
-"""`variant` tells apart runs of one method with other settings; `metric` names the primary score; `run` is the run's hash."""
+TEXT = (
+    *("profile", "task", "unit", "model", "prompts", "method", "variant", "run", "sample", "cluster", "groups"),
+    *("status", "metric"),
+)
+"""`variant` tells apart runs of one method with other settings; `metric` names the primary score; `run` is the run's hash.
+
+`groups` names what a benchmark counts the sample to beside the whole, joined by ";" ("hard;long"); empty where it has none."""
 
 COUNTS = (
     "length",
@@ -47,7 +52,7 @@ COLUMNS = (*TEXT, *COUNTS, *SCORES)
 RUN = ("profile", "task", "unit", "length", "model", "method", "variant", "run")
 """The columns that are the same for all samples of a run."""
 
-_MAY_BE_BLANK = frozenset({"variant"})
+_MAY_BE_BLANK = frozenset({"variant", "groups"})
 
 
 class Asked(Protocol):
@@ -59,6 +64,10 @@ class Asked(Protocol):
     def cluster(self) -> str: ...
     @property
     def answers(self) -> tuple[str, ...]: ...
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """`groups`: the names of the groups the sample counts to, where its benchmark has groups."""
+        ...
 
 
 def collect(
@@ -91,6 +100,7 @@ def collect(
                 "variant": variant,
                 "run": run,
                 "cluster": sample.cluster,
+                "groups": _groups(sample),
                 "metric": metric,
                 "length": spec.task.length,
                 "seed": spec.task.seed,
@@ -104,6 +114,13 @@ def collect(
             f"run {run}: {len(asked)} samples have no trace, first {min(asked)!r}; finish the run before scoring it"
         )
     return validate(pd.DataFrame(rows).reindex(columns=list(COLUMNS)), f"run {run}")
+
+
+def _groups(sample: Asked) -> str:
+    names = sample.meta.get("groups", ())
+    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() and ";" not in name for name in names):
+        raise DataError(f"sample {sample.id}: its groups must be a list of names without ';', got {names!r}")
+    return ";".join(names)
 
 
 def _usage(trace: Trace) -> dict[str, Any]:
@@ -203,4 +220,6 @@ def read(path: str | Path) -> pd.DataFrame:
         raise DataError(f"{path}: not a csv file: {error}") from None
     for column in set(SCORES) & set(raw.columns):
         raw[column] = raw[column].replace("", None)
+    if "groups" not in raw:
+        raw["groups"] = ""  # written before any benchmark had groups
     return validate(raw, str(path))

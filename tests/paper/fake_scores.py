@@ -42,7 +42,12 @@ def _make(
                     failed = method == "vanilla" and i == 0 and step == 0
                     row: dict[str, object] = dict.fromkeys(COUNTS, 0)
                     row |= dict.fromkeys(SCORES, float("nan"))
-                    row |= {"profile": profile, "task": task, "unit": "documents" if task == "hotpotqa" else "tokens"}
+                    row |= {
+                        "profile": profile,
+                        "groups": "",
+                        "task": task,
+                        "unit": "documents" if task == "hotpotqa" else "tokens",
+                    }
                     row |= {"model": model, "prompts": "default", "method": method, "variant": "", "length": length, "seed": 42}
                     row |= {
                         "run": f"{m}{method[:2]}{step}{task[:2]}".ljust(12, "e"),

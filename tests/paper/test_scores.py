@@ -56,6 +56,21 @@ def test_traces_and_samples_must_match() -> None:
         collect([], [], SPEC, **HOW)
 
 
+def test_a_row_says_which_groups_its_sample_counts_to() -> None:
+    of_two = sample("a")
+    of_two.meta["groups"] = ["hard", "long"]
+    assert collect([trace("a"), trace("b")], [of_two, sample("b")], SPEC, **HOW)["groups"].tolist() == ["hard;long", ""]
+    for wrong in ("hard", ["hard;long"], [" "], [3]):
+        of_two.meta["groups"] = wrong
+        with pytest.raises(DataError, match="sample a: its groups must be a list of names"):
+            collect([trace("a")], [of_two], SPEC, **HOW)
+
+
+def test_files_from_before_there_were_groups_are_read(scores: pd.DataFrame, tmp_path: Path) -> None:
+    scores.drop(columns="groups").to_csv(tmp_path / "old.csv", index=False)
+    pd.testing.assert_frame_equal(read(tmp_path / "old.csv"), scores)
+
+
 def test_scores_survive_the_file_exactly(scores: pd.DataFrame, tmp_path: Path) -> None:
     scores.loc[scores["run"] == scores["run"][0], "run"] = "00123e45"
     scores.loc[0, "f1"] = 2 / 3
