@@ -9,7 +9,7 @@ from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 from statsmodels.stats.proportion import proportion_confint
 
 from pimem.errors import DataError
-from pimem.stats import half_width, macro_mean, mcnemar, mean, paired, wilson
+from pimem.stats import half_width, macro_mean, mcnemar, mean, newcombe, paired, wilson
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 4), (3, 4), (4, 4), (49, 64), (64, 64), (271, 503)])
@@ -87,6 +87,67 @@ def test_macro_mean_of_full_tables_is_the_mean() -> None:
     clusters, groups = np.repeat(np.arange(30), 4), np.tile(np.arange(4), 30)
     macro, plain = macro_mean(scores.ravel(), groups, clusters), mean(scores.ravel(), clusters)
     assert (macro.value, macro.low, macro.high) == pytest.approx((plain.value, plain.low, plain.high))
+
+
+def test_strata_keep_the_spread_between_tasks_out_of_the_interval() -> None:
+    """Eleven tasks of 64 questions each: the standard error is that of a stratified sample, whatever the tasks' means are."""
+    rng = np.random.default_rng(1)
+    chances = np.linspace(0.05, 0.95, 11)
+    scores = (rng.random((11, 64)) < chances[:, None]).astype(float)
+    tasks = np.repeat(np.arange(11), 64)
+    made = macro_mean(scores.ravel(), tasks, range(704), strata=tasks)
+    error = np.sqrt((scores.var(axis=1) / 64).sum()) / 11
+    assert made.value == pytest.approx(scores.mean())
+    assert made.half_width == pytest.approx(scipy.stats.norm.ppf(0.975) * error, rel=0.05)
+    again = macro_mean(scores.ravel()[::-1], tasks[::-1], range(703, -1, -1), strata=tasks[::-1])
+    assert (again.value, again.low, again.high) == pytest.approx((made.value, made.low, made.high))
+
+
+def test_one_stratum_is_none() -> None:
+    scores, groups, clusters = [1, 0, 1, 0, 1, 1], list("xxxyyy"), list("abcabc")
+    assert macro_mean(scores, groups, clusters, strata=["t"] * 6) == macro_mean(scores, groups, clusters)
+
+
+def test_a_cluster_lies_in_one_stratum() -> None:
+    with pytest.raises(DataError, match="lies in two strata"):
+        macro_mean([1, 0], ["x", "y"], ["a", "a"], strata=["x", "y"])
+    with pytest.raises(DataError, match="each score needs its stratum"):
+        macro_mean([1, 0], ["x", "y"], ["a", "b"], strata=["x"])
+
+
+def test_all_right_in_every_stratum_is_no_proof_either() -> None:
+    made = macro_mean([1.0] * 8, list("xxxxyyyy"), range(8), strata=list("xxxxyyyy"))
+    assert (made.low, made.how) == (pytest.approx(proportion_confint(8, 8, method="beta")[0]), "clopper-pearson")
+
+
+def test_a_paired_difference_over_groups_is_that_of_their_means() -> None:
+    a, b, groups = [1, 1, 1, 1], [0, 0, 1, 0], ["x", "x", "x", "y"]
+    whole = paired(a, b, range(4), groups=groups).difference
+    assert whole.value == pytest.approx((2 / 3 + 1) / 2)
+    assert paired(a, b, range(4)).difference.value == 0.75
+    rng = np.random.default_rng(2)
+    first, second = rng.random((2, 60))
+    tasks = np.repeat([0, 1, 2], 20)
+    made = paired(first, second, range(60), groups=tasks, strata=tasks).difference
+    error = np.sqrt(((first - second).reshape(3, 20).var(axis=1) / 20).sum()) / 3
+    assert made.half_width == pytest.approx(scipy.stats.norm.ppf(0.975) * error, rel=0.05)
+
+
+def test_newcombe_is_statsmodels() -> None:
+    from statsmodels.stats.proportion import confint_proportions_2indep
+
+    made = newcombe(26 / 32, wilson(26, 32), 53 / 64, wilson(53, 64))
+    assert made == pytest.approx(confint_proportions_2indep(26, 32, 53, 64, method="newcomb"), abs=2e-4)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=60))
+def test_a_sum_of_scores_never_gets_less_than_the_interval_of_a_mean(scores: list[float]) -> None:
+    """A mean of scores in 0..1 has at most the standard error that Wilson's interval takes at its centre."""
+    n, share = len(scores), float(np.mean(scores))
+    low, high = wilson(min(n, max(0.0, float(np.sum(scores)))), n)
+    assert low <= share + 1e-9
+    assert high >= share - 1e-9
+    assert np.var(scores) <= share * (1 - share) + 1e-9
 
 
 def test_pairing_counts_discordant_samples() -> None:

@@ -41,14 +41,14 @@ def _make(
                     hit = float(rng.random() < chance[i]) if metric == "sub_em" else rng.binomial(4, chance[i]) / 4
                     failed = method == "vanilla" and i == 0 and step == 0
                     row: dict[str, object] = dict.fromkeys(COUNTS, 0)
-                    row |= dict.fromkeys(SCORES, float("nan"))
+                    row |= dict.fromkeys(SCORES, float("nan")) | {"variant": "", "groups": ""}
                     row |= {
                         "profile": profile,
                         "groups": "",
                         "task": task,
                         "unit": "documents" if task == "hotpotqa" else "tokens",
                     }
-                    row |= {"model": model, "prompts": "default", "method": method, "variant": "", "length": length, "seed": 42}
+                    row |= {"model": model, "prompts": "default", "method": method, "length": length, "seed": 42}
                     row |= {
                         "run": f"{m}{method[:2]}{step}{task[:2]}".ljust(12, "e"),
                         "sample": f"q{i:03}",
