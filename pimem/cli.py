@@ -171,8 +171,11 @@ def _train(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from pimem.paper import training, versions
 
-    for path in training.rebuild() if args.version == training.PROFILE else versions.rebuild(args.version):
+    files = training.rebuild() if args.version == training.PROFILE else versions.rebuild(args.version)
+    for path in files:
         print(path)
+    if args.version != training.PROFILE:
+        print(versions.coverage(files[0].parent))
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -90,6 +90,8 @@ class Profile:
     """Notebooks executed at a time, each with an engine of its own."""
     published_model: str = ""
     """The paper's name of the model, where model, data and sampling are the paper's own; empty where they are not."""
+    before_rl: str = ""
+    """The model before reinforcement learning, where it is run beside `model`: tables name its rows "w/o RL"."""
 
     @classmethod
     def load(cls, name: str) -> Profile:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from pimem.errors import DataError, nearest
 from pimem.paper import scores, versions
 from pimem.profiles import Profile
@@ -27,8 +29,12 @@ class Report:
             raise DataError(f"profile {profile}: none of its notebooks runs anything, so there is nothing to report")
         self.scores = scores.combine(study.scores() for study in self.studies)
         first = self.studies[0].profile
-        same = {first.model.path: first.published_model} if first.published_model else None
-        self.version = versions.publish(self.scores, same_model=same)
+        after, before = first.model.path, first.before_rl
+        self.version = versions.publish(
+            self.scores,
+            same_model={after: first.published_model} if first.published_model else None,
+            before_rl={before: after} if before in set(self.scores["model"]) else None,
+        )
 
     def show(self, name: str) -> Any:
         """A table (`table1_hqa`) or figure (`hqa_by_length`) of the version, as a notebook displays it.
@@ -44,6 +50,15 @@ class Report:
             return Image(filename=str(figure), width=900)
         made = [p.stem for p in (*self.version["tables"].glob("*.md"), *self.version["figures"].glob("*.png"))]
         raise DataError(f"no table or figure {name!r} in {self.version['tables'].name}; {nearest(name, made)}")
+
+    def coverage(self) -> str:
+        """How much of each table was run, a line a table."""
+        return versions.coverage(self.version["tables"])
+
+    def comparison(self) -> pd.DataFrame:
+        """PI-Mem against every other method that was run, a row a column of a table; empty where there is none."""
+        path = self.version["tables"] / "comparison_methods.csv"
+        return pd.read_csv(path).drop(columns=["profile", "version"]) if path.is_file() else pd.DataFrame()
 
     def folders(self) -> str:
         """Where the version lies, a line a kind."""

@@ -6,55 +6,66 @@ for models that the caller declares to be the paper's own.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
 
 from pimem import stats
-from pimem.errors import ConfigError, DataError, nearest
+from pimem.errors import DataError, nearest
 from pimem.journal import replace_file
-from pimem.paper import published
+from pimem.paper import verdicts
+from pimem.paper.cells import FEW, GROUPS, OOD, ROW, in_group, method_name, tokens_short
 from pimem.paper.scores import primary_scores
-from pimem.paper.tables import FEW, ROW, cells, method_name
-
-PUBLISHED_N = 64
-"""Samples behind a printed RULER cell, by the supplement's table 2."""
+from pimem.paper.tables import Table
 
 
 def methods(scores: pd.DataFrame, first: str = "pi_mem", *, version: str, level: float = 0.95) -> pd.DataFrame:
-    """`first` against every other row of the same model and prompt set, at each length and over all, in points of percent.
+    """`first` against every other row of the same model and prompt set, column by column of the tables, in points of percent.
 
-    Pairs samples of equal id, length, seed and question; `unpaired` counts those that only one side has. The verdict is
-    `better`, `worse` or `cannot tell`: the interval must exclude 0, and there must be at least `FEW` questions. Each row is a
-    test of its own; with many rows some verdicts come by chance. Raises `DataError` where the scores hold no `first`.
+    Pairs samples of equal task, id, length, seed and question; `unpaired` counts those that only one side has. Averages over
+    tasks (task `ruler_ood`) are compared where both sides ran all of them. The verdict is `better`, `worse` or `cannot tell`:
+    the interval must exclude 0, and there must be at least `FEW` questions. Each row is a test of its own; with many rows some
+    verdicts come by chance. Raises `DataError` where the scores hold no `first`.
     """
     frame = scores.assign(score=primary_scores(scores))
     if first not in set(frame["method"]):
         raise DataError(f"no scores of method {first!r} to compare with; {nearest(first, set(frame['method']))}")
     out = []
-    for _, block in frame.groupby(["task", "model", "prompts"], sort=False):
+    ood = frame[frame["task"].isin(OOD)].assign(metric=f"mean_of_{len(OOD)}_tasks")
+    tasks = [("ruler_ood", block) for _, block in ood.groupby(["model", "prompts"], sort=False)]
+    for task, block in [*((key[0], b) for key, b in frame.groupby(["task", "model", "prompts"], sort=False)), *tasks]:
         rows = dict(list(block.groupby(["method", "variant"], sort=False)))
         for key, mine in rows.items():
             # Two variants of `first` meet once, whichever of them comes first.
             others = [o for o in rows if o != key and not (o[0] == first and o[1] < key[1])] if key[0] == first else []
             for other in others:
-                out += _compare(mine, rows[other], level)
+                out += _compare(task, mine, rows[other], level)
     return pd.DataFrame(out, columns=_METHOD_COLUMNS).assign(version=version)
 
 
-def _compare(mine: pd.DataFrame, theirs: pd.DataFrame, level: float) -> list[dict[str, object]]:
-    both = mine.merge(theirs, on=["length", "seed", "sample", "cluster"], suffixes=("", "_other"), validate="one_to_one")
-    lengths = sorted(both["length"].unique())
+def _compare(task: str, mine: pd.DataFrame, theirs: pd.DataFrame, level: float) -> list[dict[str, object]]:
+    keys = ["task", "length", "seed", "sample", "cluster", "groups"]
+    both = mine.merge(theirs, on=keys, suffixes=("", "_other"), validate="one_to_one")
     first, second = mine.iloc[0], theirs.iloc[0]
     out = []
-    for column, chosen in [*((str(n), [n]) for n in lengths), *([("all", lengths)] if len(lengths) > 1 else [])]:
-        part, *sides = (f[f["length"].isin(chosen)] for f in (both, mine, theirs))
-        result = stats.paired(part["score"].tolist(), part["score_other"].tolist(), part["cluster"].tolist(), level)
+    for column, chosen, over in _columns(task, both):
+        part, *sides = (chosen(frame) for frame in (both, mine, theirs))
+        groups = part[over].astype(str).agg("/".join, axis=1).tolist() if over else None
+        result = stats.paired(
+            part["score"].tolist(),
+            part["score_other"].tolist(),
+            (part["task"] + "/" + part["cluster"]).tolist(),
+            level,
+            groups=groups,
+            strata=part["task"].tolist() if over else None,
+        )
         out.append(
             {
-                **{c: first[c] for c in ("profile", "task", "model", "prompts", "metric")},
+                **{c: first[c] for c in ("profile", "model", "prompts", "metric")},
+                "task": task,
                 "first": method_name(first["method"], first["variant"]),
                 "second": method_name(second["method"], second["variant"]),
                 "column": column,
@@ -67,6 +78,28 @@ def _compare(mine: pd.DataFrame, theirs: pd.DataFrame, level: float) -> list[dic
             }
         )
     return out
+
+
+def _columns(task: str, both: pd.DataFrame) -> Iterator[tuple[str, Callable[[pd.DataFrame], pd.DataFrame], list[str]]]:
+    """The columns of a task's table: a name, which samples belong to it, and what its mean is over in equal parts."""
+    if (both["groups"] != "").any():
+        cuts = sorted(both["length"].unique())
+        for (name, group), cut in itertools.product(GROUPS.items(), cuts):
+            chosen = functools.partial(_at, lengths=[cut], group=group)
+            if len(chosen(both)):
+                yield name + (f" cut at {tokens_short(cut)}" if len(cuts) > 1 else ""), chosen, []
+        return
+    over = ["task"] if task == "ruler_ood" else []
+    tasks = both.groupby("length")["task"].nunique()
+    lengths = [n for n in sorted(both["length"].unique()) if not over or tasks[n] == len(OOD)]
+    for length in lengths:
+        yield str(length), functools.partial(_at, lengths=[length]), over
+    if len(lengths) > 1:
+        yield "all", functools.partial(_at, lengths=lengths), [*over, "length"]
+
+
+def _at(frame: pd.DataFrame, lengths: list[int], group: str = "") -> pd.DataFrame:
+    return in_group(frame[frame["length"].isin(lengths)], group)
 
 
 _METHOD_COLUMNS = [
@@ -93,46 +126,11 @@ def _better(estimate: stats.Estimate) -> str:
     return "better" if estimate.value > 0 else "worse"
 
 
-def with_published(
-    scores: pd.DataFrame, same_model: Mapping[str, str], *, version: str, margin: float = 10.0, level: float = 0.95
-) -> pd.DataFrame:
-    """HotpotQA cells of models that are the paper's own, against Table 1: `agree`, `differ` or `cannot tell`.
-
-    `same_model` maps our model names to the paper's. `differ`: the interval of the difference excludes 0; `agree`: it lies
-    within `margin` points of 0; else there are too few samples to tell. The interval joins ours with Wilson's of the printed
-    share on 64 samples (Newcombe's method); for the average too, since its lengths ask the same questions. Rows without a
-    counterpart in the table are left out. Raises `ConfigError` for a model that the paper does not have.
-    """
-    table = published.load("table1_hqa")
-    for model in same_model.values():
-        if model not in set(table["model"]):
-            raise ConfigError(f"the paper has no model {model!r}; {nearest(model, set(table['model']))}")
-    part = scores[(scores["task"] == "hotpotqa") & scores["model"].isin(same_model) & (scores["variant"] == "")]
-    columns = ["profile", "version", "task", *ROW, "column", "metric", "value", "n"]
-    if part.empty:
-        return pd.DataFrame(columns=columns)
-    label = {str(documents): name for name, documents in published.HQA_DOCUMENTS.items()}
-    ours = cells(part, "sub_em", version=version, level=level)
-    whole = ours.groupby(list(ROW))["length"].transform("nunique") == len(label)
-    printed = table.set_index(["model", "method", "column"])["number"]
-    out = []
-    for row, has_all in zip(ours.itertuples(), whole, strict=True):
-        column = "Avg" if row.column == "Avg" and has_all else label.get(row.column)
-        value = printed.get((same_model[row.model], published.METHOD_NAMES.get(row.method, row.method), column), math.nan)
-        if math.isnan(value):
-            continue
-        theirs = stats.wilson(round(value * PUBLISHED_N / 100), PUBLISHED_N, level)
-        their_low, their_high = (100 * limit for limit in theirs)
-        gap = row.value - value
-        low = gap - math.hypot(row.value - row.low, their_high - value)
-        high = gap + math.hypot(row.high - row.value, value - their_low)
-        verdict = "differ" if low > 0 or high < 0 else "agree" if -margin <= low and high <= margin else "cannot tell"
-        out.append(
-            {c: getattr(row, c) for c in columns}
-            | {"published": value, "published_n": PUBLISHED_N, "difference": gap, "low": low, "high": high}
-            | {"level": level, "margin": margin, "verdict": verdict}
-        )
-    return pd.DataFrame(out)
+def with_published(tables: Iterable[Table]) -> pd.DataFrame:
+    """Every cell of the tables that has a verdict against the paper, a row each; empty where none has."""
+    parts = [t.cells[t.cells["verdict"] != ""].assign(table=t.name) for t in tables if "verdict" in t.cells]
+    columns = ["profile", "version", "table", *ROW, "column", "metric", "value", "n", "level", *verdicts.COLUMNS]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
 
 
 def write(frame: pd.DataFrame, folder: Path, name: str, title: str) -> list[Path]:

@@ -4,27 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from pimem.journal import replace_file
-from pimem.paper.tables import Table, heading, method_name
+from pimem.paper import verdicts
+from pimem.paper.tables import NOT_RUN, Table, method_name
+
+DASH = "\N{EN DASH}"
+"""Stands in a cell that was not run."""
 
 MOST_COLUMNS = 6
 """Columns of our numbers across a LaTeX page; further ones go below. Intervals would be too small to read otherwise."""
 
 
+MOST_LINES = 48
+"""Lines of a LaTeX page that a float may fill; a row with its interval takes two."""
+
+
 def layout(table: Table) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
-    """Column heads, and for each model its rows of texts: method, then `value [low, high]` a length."""
-    ours = table.cells
-    columns = [str(c) for c in sorted(ours["length"].dropna().unique())] + (["Avg"] if (ours["column"] == "Avg").any() else [])
+    """Column heads, and for each model its rows of texts: method, then `value [low, high]` a column.
+
+    Where a model is the paper's own the last text is what its row says against the paper's.
+    """
+    ours, columns = table.cells, list(table.heads)
+    against = "verdict" in ours and (ours["verdict"] != "").any()
     blocks = []
-    for (model, prompts), block in ours.groupby(["model", "prompts"], sort=False):
+    for (model, prompts, at), block in ours.groupby(["model", "prompts", "at"], sort=False):
         rows = []
-        for (method, variant), row in block.groupby(["method", "variant"], sort=False):
-            at = row.set_index("column")
-            texts = [f"{at.value[c]:.1f} [{at.low[c]:.1f}, {at.high[c]:.1f}]" if c in at.index else "" for c in columns]
-            rows.append([method_name(method, variant), *texts])
-        blocks.append((f"{model}, prompts {prompts}", rows))
-    return ["Method", *[heading(ours, c) for c in columns]], blocks
+        turned = block["metric"] == "turns"
+        for (method, variant, turns), row in block.groupby(["method", "variant", turned], sort=False):
+            texts = dict(zip(row["column"], (_text(cell, table.heads) for cell in row.itertuples()), strict=True))
+            name = method_name(method, variant) + (" turns" if turns else "")
+            rows.append([name, *(texts[c] for c in columns), *([verdicts.row_summary(row)] if against else [])])
+        blocks.append((f"{model}, prompts {prompts}" + (f", {at}" if at else ""), rows))
+    return ["Method", *table.heads.values(), *(["Against the paper"] if against else [])], blocks
+
+
+def _text(cell: Any, heads: Mapping[str, str]) -> str:
+    if cell.state:
+        return DASH if cell.state == NOT_RUN else cell.state.removesuffix(" tasks")
+    digits = 2 if cell.metric == "turns" else 1
+    text = f"{cell.value:.{digits}f} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
+    # A column whose cells have different n has none in its head.
+    return text if cell.column == "Avg" or ", n = " in heads[cell.column] else f"{text} (n = {cell.n})"
 
 
 def markdown(table: Table) -> str:
@@ -34,11 +58,15 @@ def markdown(table: Table) -> str:
     for model, rows in blocks:
         lines += [f"**Ours: {model}**", "", *pipes(head, rows), ""]
     lines += [f"- {note}" for note in table.notes]
-    lines += ["", f"## {table.paper_title}", ""]
-    for model, part in table.paper.groupby(level="model", sort=False):
+    lines += ["", f"## {table.paper_title}", ""] if len(table.paper) else [""]
+    for model, part in _by_model(table.paper):
         rows = [[method, *values] for (_, method), values in zip(part.index, part.to_numpy(), strict=True)]
         lines += [f"**{model}**", "", *pipes(["Method", *part.columns], rows), ""]
     return "\n".join(lines)
+
+
+def _by_model(paper: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    return list(paper.groupby(level="model", sort=False)) if len(paper) else []
 
 
 def pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -46,7 +74,14 @@ def pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in (head, rule, *rows)]
 
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {c: f"\\{c}" for c in "&%$#_{}"}
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    DASH: "--",
+    "±": r"$\pm$",
+}
 
 
 def latex_text(text: str) -> str:
@@ -55,35 +90,45 @@ def latex_text(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """Two tabulars for a document that loads booktabs and graphicx: ours with its notes, then the paper's."""
+    """Floats for a document that loads booktabs and graphicx: ours with its notes, then the paper's, as many as pages need."""
     head, blocks = layout(table)
-    ours: list[str] = []
+    parts = []
     for start in range(1, len(head), MOST_COLUMNS):
         columns = slice(start, start + MOST_COLUMNS)
-        ours += [r"\par\smallskip"] * (start > 1)
-        ours += tabular(["Method", *map(latex_text, head[columns])], _our_rows(blocks, columns))
+        rows = _our_rows(blocks, columns)
+        parts.append((2 * len(rows), tabular(["Method", *map(latex_text, head[columns])], rows)))
+    notes = [r"\parbox{\linewidth}{\footnotesize\raggedright", *(latex_text(note) for note in table.notes), "}"]
+    parts.append((2 * len(table.notes), notes))
     theirs = []
-    for model, part in table.paper.groupby(level="model", sort=False):
+    for model, part in _by_model(table.paper):
         theirs.append(rf"\multicolumn{{{len(part.columns) + 1}}}{{l}}{{\textit{{{latex_text(model)}}}}} \\")
         for (_, method), values in zip(part.index, part.to_numpy(), strict=True):
             theirs.append(" & ".join([latex_text(method), *values]) + r" \\")
-    return "\n".join(
-        [
-            r"% Needs \usepackage{booktabs,graphicx}.",
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{latex_text(table.title)}.}}",
-            rf"\label{{tab:{table.name}}}",
-            *ours,
-            r"\par\smallskip\parbox{\linewidth}{\footnotesize\raggedright",
-            *(latex_text(note) for note in table.notes),
-            r"}\par\medskip",
-            rf"\parbox{{\linewidth}}{{\centering\itshape {latex_text(table.paper_title)}}}\par\smallskip",
-            *tabular(["Method", *map(latex_text, table.paper.columns)], theirs),
-            r"\end{table}",
-            "",
-        ]
-    )
+    if theirs:
+        title = rf"\parbox{{\linewidth}}{{\centering\itshape {latex_text(table.paper_title)}}}\par\smallskip"
+        parts.append((len(theirs), [title, *tabular(["Method", *map(latex_text, table.paper.columns)], theirs)]))
+    lines = [r"% Needs \usepackage{booktabs,graphicx}."]
+    for number, float_parts in enumerate(_pages(parts)):
+        caption = latex_text(table.title) + (", continued" if number else "")
+        lines += [r"\begin{table}[t]", r"\centering", rf"\caption{{{caption}.}}"]
+        lines += [rf"\label{{tab:{table.name}}}"] if not number else []
+        for i, part in enumerate(float_parts):
+            lines += [*([r"\par\medskip"] if i else []), *part]
+        lines.append(r"\end{table}")
+    return "\n".join([*lines, ""])
+
+
+def _pages(parts: Sequence[tuple[int, list[str]]]) -> list[list[list[str]]]:
+    """Parts with their heights in lines, put together as long as they fit a page."""
+    pages: list[list[list[str]]] = []
+    room = 0
+    for height, part in parts:
+        if height > room or not pages:
+            pages.append([])
+            room = MOST_LINES
+        pages[-1].append(part)
+        room -= height
+    return pages
 
 
 def _our_rows(blocks: Sequence[tuple[str, list[list[str]]]], columns: slice) -> list[str]:
@@ -97,8 +142,10 @@ def _our_rows(blocks: Sequence[tuple[str, list[list[str]]]], columns: slice) -> 
 
 def _stacked(text: str) -> str:
     """The interval under its value, both centred on the row."""
-    value, _, interval = text.partition(" ")
-    return rf"\begin{{tabular}}{{@{{}}r@{{}}}}{value}\\[-3pt]{{\scriptsize {interval}}}\end{{tabular}}" if interval else text
+    value, bracket, interval = text.partition(" [")
+    if not bracket:
+        return latex_text(text)
+    return rf"\begin{{tabular}}{{@{{}}r@{{}}}}{value}\\[-3pt]{{\scriptsize [{interval}}}\end{{tabular}}"
 
 
 def tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:

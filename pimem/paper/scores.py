@@ -45,7 +45,13 @@ COUNTS = (
 )
 """Whole numbers, 0 and up. `length` is in the task's `unit`; `turns` counts the closing all-no turn."""
 
-SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "extracted", "coverage")
+SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "extracted", "coverage", "accuracy", "accuracy_released")
+
+_LATER = ("groups", "accuracy", "accuracy_released")
+"""Columns that files written before there was LongBench v2 lack."""
+
+GROUPED_BY = ("difficulty", "length", "domain", "sub_domain")
+"""Of a sample's `meta`: by what LongBench v2 groups its questions."""
 
 COLUMNS = (*TEXT, *COUNTS, *SCORES)
 
@@ -66,7 +72,7 @@ class Asked(Protocol):
     def answers(self) -> tuple[str, ...]: ...
     @property
     def meta(self) -> Mapping[str, Any]:
-        """`groups`: the names of the groups the sample counts to, where its benchmark has groups."""
+        """Under the names of `GROUPED_BY` the groups the sample counts to, where its benchmark has groups."""
         ...
 
 
@@ -117,9 +123,9 @@ def collect(
 
 
 def _groups(sample: Asked) -> str:
-    names = sample.meta.get("groups", ())
-    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() and ";" not in name for name in names):
-        raise DataError(f"sample {sample.id}: its groups must be a list of names without ';', got {names!r}")
+    names = [sample.meta[key] for key in GROUPED_BY if isinstance(sample.meta.get(key), str)]
+    if wrong := [name for name in names if not name.strip() or ";" in name]:
+        raise DataError(f"sample {sample.id}: {wrong[0]!r} cannot name a group; give it a name without ';'")
     return ";".join(names)
 
 
@@ -220,6 +226,6 @@ def read(path: str | Path) -> pd.DataFrame:
         raise DataError(f"{path}: not a csv file: {error}") from None
     for column in set(SCORES) & set(raw.columns):
         raw[column] = raw[column].replace("", None)
-    if "groups" not in raw:
-        raw["groups"] = ""  # written before any benchmark had groups
+    for column in set(_LATER) - set(raw.columns):
+        raw[column] = None if column in SCORES else ""
     return validate(raw, str(path))

@@ -1,34 +1,21 @@
-"""The paper's tables from per-sample scores: one tidy frame a table.
+"""The paper's tables from per-sample scores: every row and column of each, and what was not run shown as not run.
 
 Ours and the paper's numbers stand in two blocks, never in one row: another model, hardware or prompt set is another experiment.
+Only models declared to be the paper's own get a verdict against its numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
-from pimem import stats
-from pimem.errors import DataError
-from pimem.paper import published
-from pimem.paper.scores import primary_scores
+from pimem.paper import notes, published, verdicts
+from pimem.paper.cells import COLUMNS, FEW, ROW, WITHOUT_RL, Absent, cells, heading, method_name, rows_of, tokens_short
+from pimem.paper.plans import NOT_RUN, PLANS, Plan
 
-FEW = 20
-"""Below this many questions a bootstrap interval is on the narrow side, and the table says so."""
-
-ROW = ("model", "prompts", "method", "variant")
-"""What a row of a table stands for."""
-
-METRIC_NAMES = {
-    "sub_em": "Sub-EM: gold answer in the prediction or the prediction in it, both normalised",
-    "multi_recall": "share of the gold values in the answer",
-    "coverage": "share of the gold values in the final memory",
-}
-
-
-class Absent(DataError):
-    """The scores hold nothing that belongs into a table or figure, so it is left out."""
+__all__ = ["FEW", "ROW", "Absent", "Table", "build", "cells", "heading", "method_name", "tokens_short"]
 
 
 @dataclass(frozen=True)
@@ -38,163 +25,105 @@ class Table:
     name: str
     title: str
     cells: pd.DataFrame
-    """Columns: profile, version, task, model, prompts, method, variant, column, length, unit, tokens, metric, value, low, high,
-    level, how, n, clusters, failed, value_answered, runs. Scores in percent; `column` is "Avg" in rows over all lengths."""
+    """A row a cell, run or not. Columns: profile, version, task, model, prompts, method, variant, at, column, length, unit,
+    tokens, metric, value, low, high, level, how, n, clusters, failed, value_answered, runs, state, and where the paper has such
+    a table those of `pimem.paper.verdicts`. Scores in percent; `column` is "Avg" in rows over all lengths; `state` says what a
+    cell lacks."""
+    heads: Mapping[str, str]
+    """Columns, in order, with their headings."""
     paper: pd.DataFrame
+    """The paper's numbers as printed; empty where it has no such table."""
     paper_title: str
     notes: tuple[str, ...]
 
-
-def cells(scores: pd.DataFrame, metric: str | None = None, *, version: str, level: float = 0.95) -> pd.DataFrame:
-    """Mean and clustered interval of every (row, length), and over all lengths where a row has them all, in percent.
-
-    `metric` None takes each row's primary metric. `value_answered` leaves failed samples out, as the released evaluation does.
-    Raises `DataError` where one row has two runs at one length, `Absent` where no row has the metric.
-    """
-    frame = scores.assign(score=primary_scores(scores) if metric is None else scores[metric])
-    frame = frame[frame["score"].notna()]
-    if metric is not None:
-        frame = frame.assign(metric=metric)
-    if frame.empty:
-        raise Absent(f"no sample has a score {metric!r}, so there is no table of it")
-    out = []
-    every = frame.groupby(["task", "model", "prompts"])["length"].transform("nunique")
-    for key, part in frame.assign(every=every).groupby(["task", *ROW], sort=False):
-        for length, cell in part.groupby("length", sort=True):
-            if cell["run"].nunique() > 1:
-                runs = ", ".join(sorted(cell["run"].unique()))
-                raise DataError(f"{' / '.join(map(str, key))} at {length}: runs {runs} share a cell; give each a `variant`")
-            out.append(_cell(cell, f"{length}", stats.mean(cell["score"].tolist(), cell["cluster"].tolist(), level)))
-        # A mean over fewer lengths than other rows have would be compared with theirs.
-        if 1 < part["length"].nunique() == part["every"].iloc[0]:
-            over = stats.macro_mean(part["score"].tolist(), part["length"].tolist(), part["cluster"].tolist(), level)
-            out.append(_cell(part, "Avg", over))
-    result = pd.DataFrame(out)
-    result.insert(1, "version", version)
-    order = {name: i for i, name in enumerate(published.METHOD_NAMES)}
-    rank = result["method"].map(lambda m: order.get(m, len(order)))
-    column = result["column"].map(lambda c: float("inf") if c == "Avg" else int(c))
-    result = result.assign(rank=rank, at=column).sort_values(
-        ["task", "model", "prompts", "rank", "variant", "at"], kind="stable"
-    )
-    return result.drop(columns=["rank", "at"]).reset_index(drop=True)
+    @property
+    def run(self) -> int:
+        """Cells that have a value."""
+        return int(self.cells["value"].notna().sum())
 
 
-def _cell(part: pd.DataFrame, column: str, estimate: stats.Estimate) -> dict[str, object]:
-    first = part.iloc[0]
-    answered = part[part["status"] == "answered"]
-    by_length = answered.groupby("length")["score"].mean()
-    return {
-        **{c: first[c] for c in ("profile", "task", *ROW)},
-        "column": column,
-        "length": first["length"] if column != "Avg" else pd.NA,
-        "unit": first["unit"],
-        "tokens": round(part["context_tokens"].mean()),
-        "metric": first["metric"],
-        "value": 100 * estimate.value,
-        "low": 100 * estimate.low,
-        "high": 100 * estimate.high,
-        "level": estimate.level,
-        "how": estimate.how,
-        "n": estimate.n,
-        "clusters": estimate.clusters,
-        "failed": len(part) - len(answered),
-        "value_answered": 100 * by_length.mean() if len(answered) else float("nan"),
-        "runs": " ".join(sorted(part["run"].unique())),
-    }
-
-
-def table1(scores: pd.DataFrame, *, version: str, level: float = 0.95) -> Table:
-    """Table 1: HotpotQA by length. Raises `Absent` where the scores hold no HotpotQA."""
-    part = _only(scores, scores["task"] == "hotpotqa", "task 'hotpotqa'")
-    return _table("table1_hqa", "HotpotQA by context length", part, "sub_em", "table1_hqa", "Table 1", "sub_em", version, level)
-
-
-def table4(scores: pd.DataFrame, *, version: str, level: float = 0.95) -> Table:
-    """Table 4: evidence in the final memory on multi-value NIAH. Raises `Absent` where the scores hold none."""
-    part = _only(
-        scores, (scores["task"] == "niah_multivalue") & scores["coverage"].notna(), "coverage on task 'niah_multivalue'"
-    )
-    title = "Evidence in the final memory, multi-value NIAH"
-    return _table("table4_coverage", title, part, "coverage", "table4_coverage", "Table 4", "coverage", version, level)
-
-
-TABLES = (table1, table4)
-
-
-def _only(scores: pd.DataFrame, mask: pd.Series, what: str) -> pd.DataFrame:
-    if not mask.any():
-        raise Absent(f"the scores hold no {what}")
-    return scores[mask]
-
-
-def _table(
-    name: str, title: str, scores: pd.DataFrame, metric: str, source: str, printed: str, theirs: str, version: str, level: float
+def build(
+    name: str, scores: pd.DataFrame, *, version: str, level: float = 0.95, same_model: Mapping[str, str] | None = None
 ) -> Table:
-    ours = cells(scores, metric, version=version, level=level)
-    paper = published.wide(published.load(source), theirs, values="value")
+    """The table of this name in `PLANS`. `same_model` maps our models to the paper's, where they are the same.
+
+    Raises `DataError` where two runs share a cell, `ConfigError` for a model that the paper does not have.
+    """
+    plan = PLANS[name]
+    found = _found(plan, scores, version, level)
+    every = _with_what_was_not_run(plan, scores, found, version)
+    heads = {column: _head(plan, found, column) for column in dict.fromkeys(every["column"])}
+    if not plan.source:
+        return Table(name, plan.title, every, heads, pd.DataFrame(), "", notes.of(plan, every, level))
+    printed = published.load(plan.source)
+    every = verdicts.add(every, printed, plan.columns, plan.counts, same_model or {}, level=level)
     caption = (
-        f"PI-Mem paper, {printed}, as printed (percent): its own models, hardware, prompts and samples, so another experiment"
+        f"PI-Mem paper, {plan.printed}, as printed (percent): its own models, hardware, prompts and samples, "
+        "so another experiment"
     )
-    return Table(name, title, ours, paper, caption, _notes(ours, level))
+    return Table(name, plan.title, every, heads, _as_printed(printed), caption, notes.of(plan, every, level))
 
 
-def _notes(ours: pd.DataFrame, level: float) -> tuple[str, ...]:
-    metric = ours["metric"].iloc[0]
-    single = ours[ours["column"] != "Avg"]
-    notes = [
-        f"Metric {metric} ({METRIC_NAMES.get(metric, metric)}), percent, with its {level:.0%} interval in brackets "
-        f"({', '.join(sorted(set(ours['how'])))}; resampled by question).",
-        f"n = {_span(single['n'])} samples a cell, {_span(single['clusters'])} questions; a failed sample counts as 0.",
-        f"Profile {_names(ours['profile'])}, version {_names(ours['version'])}, prompt set {_names(ours['prompts'])}.",
-    ]
-    if (ours["column"] == "Avg").any():
-        notes.append("Avg is the unweighted mean over all lengths; a row that lacks one has none.")
-    if ours["failed"].any():
-        failed = single[single["failed"] > 0]
-        where = "; ".join(
-            f"{method_name(r.method, r.variant)} with {r.model} at {r.column}: {r.failed} of {r.n}, "
-            f"{_number(r.value_answered)} without them"
-            for r in failed.itertuples()
-        )
-        notes.append(f"Failed: {where}.")
-    if (ours["clusters"] < FEW).any():
-        notes.append(f"Fewer than {FEW} questions: such a cell shows that the chain works and ranks no method.")
-    return tuple(notes)
+def _found(plan: Plan, scores: pd.DataFrame, version: str, level: float) -> pd.DataFrame:
+    part = scores[scores["task"].isin(plan.tasks)]
+    if not plan.without_rl:
+        part = part[part["variant"] != WITHOUT_RL]
+    part = part[part["method"].isin(plan.methods) | ~part["method"].isin(published.METHOD_NAMES)]
+    made = []
+    for metric in (plan.metric, *(["turns"] if plan.turns else [])):
+        try:
+            made.append(plan.measure(part, metric, version=version, level=level))
+        except Absent:
+            continue
+    return pd.concat(made, ignore_index=True) if made else pd.DataFrame(columns=list(COLUMNS))
 
 
-def _span(values: pd.Series) -> str:
-    low, high = values.min(), values.max()
-    return f"{low}" if low == high else f"{low} to {high}"
+def _with_what_was_not_run(plan: Plan, scores: pd.DataFrame, found: pd.DataFrame, version: str) -> pd.DataFrame:
+    """Every cell of the paper's table and of what was run beyond it, block by block, in order."""
+    keys = ["profile", "version", "model", "prompts", "at", "method", "variant", "turns", "column"]
+    columns, wanted = _columns(plan, found), []
+    blocks = scores[["profile", "model", "prompts"]].drop_duplicates().sort_values(["model", "prompts"])
+    for profile, model, prompts in blocks.itertuples(index=False, name=None):
+        block = found[(found["model"] == model) & (found["prompts"] == prompts)]
+        turned = block["metric"] == "turns"
+        rows = [(*row, False) for row in rows_of(block[~turned], plan.methods, plan.without_rl)]
+        if plan.turns:
+            rows += [(*row, True) for row in rows_of(block[turned], ("pi_mem",), ("pi_mem",))]
+        for at in dict.fromkeys(block.sort_values("length")["at"]) or [""]:
+            wanted += [(profile, version, model, prompts, at, *row, column) for row in rows for column in columns]
+    frame = pd.DataFrame(wanted, columns=keys).merge(
+        found.assign(turns=found["metric"] == "turns"), on=keys, how="left", validate="one_to_one"
+    )
+    metric = frame["turns"].map({True: "turns", False: plan.metric or ""})
+    frame["metric"] = frame["metric"].where(frame["metric"].notna(), metric)
+    frame["state"] = frame["state"].where(frame["state"].notna(), NOT_RUN)
+    frame["runs"] = frame["runs"].fillna("")
+    for column in ("n", "clusters", "failed"):
+        frame[column] = pd.to_numeric(frame[column]).fillna(0).astype(int)
+    return frame[list(found.columns)]
 
 
-def _names(values: pd.Series) -> str:
-    return ", ".join(sorted(set(values)))
+def _columns(plan: Plan, found: pd.DataFrame) -> list[str]:
+    named = list(dict.fromkeys([*plan.columns, *found["column"]]))
+    return [*sorted((c for c in named if c.isdecimal()), key=int), *(c for c in named if not c.isdecimal())]
 
 
-def _number(value: float) -> str:
-    return "N/A" if pd.isna(value) else f"{value:.1f}"
+def _head(plan: Plan, found: pd.DataFrame, column: str) -> str:
+    part = found[found["column"] == column]
+    if part.empty:
+        name = plan.columns[column]
+        return f"{column} docs ({name})" if plan.tasks == ("hotpotqa",) and column != name else name
+    counts = set(part.loc[part["value"].notna(), "n"])
+    shared = f", n = {counts.pop()}" if len(counts) == 1 and column != "Avg" else ""
+    return heading(part, column) + shared
 
 
-def method_name(method: str, variant: str = "") -> str:
-    """A method as tables and figures call it."""
-    name = published.METHOD_NAMES.get(method, method)
-    return f"{name} ({variant})" if variant else name
-
-
-def heading(cells: pd.DataFrame, column: str) -> str:
-    """A length as a column head: what the task counts in, and the mean tokens where that is something else."""
-    if column == "Avg":
-        return "Avg"
-    at = cells[cells["column"] == column].iloc[0]
-    tokens = tokens_short(cells.loc[cells["column"] == column, "tokens"].mean())
-    return f"{column} docs ({tokens})" if at["unit"] == "documents" else tokens_short(int(column))
-
-
-def tokens_short(n: float) -> str:
-    """7100 -> 7.1K, 3600000 -> 3.6M; powers of two as benchmarks name them, 8192 -> 8K, 1048576 -> 1M."""
-    thousand = 1024 if n == int(n) and int(n).bit_count() == 1 else 1000
-    for size, letter in ((thousand**2, "M"), (thousand, "K")):
-        if n >= size:
-            return f"{n / size:.1f}".removesuffix(".0") + letter
-    return f"{n:.0f}"
+def _as_printed(printed: pd.DataFrame) -> pd.DataFrame:
+    """The paper's layout, rows of turns below those of scores."""
+    parts = []
+    for metric in dict.fromkeys(printed["metric"]):
+        part = published.wide(printed, metric, values="value")
+        if metric == "turns":
+            part = part.rename(index=lambda method: f"{method} turns", level="method")
+        parts.append(part)
+    return pd.concat(parts) if len(parts) > 1 else parts[0]

@@ -23,8 +23,8 @@ from pimem.config import canonical_hash
 from pimem.errors import DataError, StoreError, nearest
 from pimem.journal import replace_file
 from pimem.paper import comparison, figures, render, tables
+from pimem.paper.cells import Absent, with_rows_before_rl
 from pimem.paper.scores import read, validate, write
-from pimem.paper.tables import Absent
 
 KINDS = {"tables": "paper_tables", "figures": "figures"}
 """What a version has a folder of, and where in the repository."""
@@ -43,14 +43,17 @@ def publish(
     *,
     root: Path | None = None,
     same_model: Mapping[str, str] | None = None,
+    before_rl: Mapping[str, str] | None = None,
     level: float = 0.95,
     **manifest: Any,
 ) -> dict[str, Path]:
     """Makes the version of these scores, or finds it where it is already made; returns its folder of each kind.
 
-    The scores are of one profile. Keyword arguments go into the manifest beside the provenance of this process. Another set of
-    scores of the same runs and code (a failed sample that was tried again, say) becomes a version of its own, with a number
-    behind its name. Raises `DataError` for scores of several profiles, `StoreError` where something cannot be written.
+    The scores are of one profile. `same_model` maps our models to the paper's where they are the same; `before_rl` maps models
+    to what reinforcement learning made of them, so that one table has both. Keyword arguments go into the manifest beside the
+    provenance of this process. Another set of scores of the same runs and code (a failed sample that was tried again, say)
+    becomes a version of its own, with a number behind its name. Raises `DataError` for scores of several profiles,
+    `StoreError` where something cannot be written.
     """
     scores = validate(scores, "scores")
     profiles = sorted(set(scores["profile"]))
@@ -59,7 +62,8 @@ def publish(
     root = root or paths.root()
     folders = _claim(root, profiles[0], digest(scores), scores)
     if not all((folder / "manifest.json").is_file() for folder in folders.values()):
-        about = {**provenance.collect(), **manifest, "same_model": dict(same_model or {}), "level": level}
+        about = {**provenance.collect(), **manifest, "level": level}
+        about |= {"same_model": dict(same_model or {}), "before_rl": dict(before_rl or {})}
         _make(scores, folders, about)
     for folder in folders.values():
         replace_file(folder.parent / "latest", folder.name + "\n")
@@ -94,6 +98,12 @@ def rebuild(version: str | Path, root: Path | None = None) -> list[Path]:
     return _make(scores, {"tables": folder, "figures": figure_root / KINDS["figures"] / profile / folder.name}, about)
 
 
+def coverage(folder: Path) -> str:
+    """How much of each table of a version was run, a line a table. Raises `StoreError` where its manifest is damaged."""
+    counts = _manifest(folder).get("cells", {})
+    return "\n".join(f"{name:22} {c['run']:4} of {c['of']:4} cells run" for name, c in counts.items())
+
+
 def latest(profile: str, root: Path | None = None) -> dict[str, Path]:
     """The newest version's folder of each kind, for the kinds that have one."""
     found = {}
@@ -125,17 +135,15 @@ def _claim(root: Path, profile: str, hashed: str, scores: pd.DataFrame) -> dict[
 def _make(scores: pd.DataFrame, folders: Mapping[str, Path], about: Mapping[str, Any]) -> list[Path]:
     version, level, same_model = folders["tables"].name, about.get("level", 0.95), about.get("same_model", {})
     made: dict[str, list[Path]] = {"tables": [folders["tables"] / "scores.csv"], "figures": []}
-    skipped = {}
-    for build in tables.TABLES:
-        try:
-            made["tables"] += render.write(build(scores, version=version, level=level), folders["tables"])
-        except Absent as error:
-            skipped[build.__name__] = str(error)
+    named, skipped = with_rows_before_rl(scores, about.get("before_rl", {})), {}
+    built = [tables.build(name, named, version=version, level=level, same_model=same_model) for name in tables.PLANS]
+    for table in built:
+        made["tables"] += render.write(table, folders["tables"])
     frames = {
-        "methods": ("PI-Mem against the other methods, same model and samples", _compare_methods(scores, version, level)),
+        "methods": ("PI-Mem against the other methods, same model and samples", _compare_methods(named, version, level)),
         "with_published": (
             "Ours against the paper's printed numbers, same model",
-            comparison.with_published(scores, same_model, version=version, level=level),
+            comparison.with_published(built),
         ),
     }
     for name, (title, frame) in frames.items():
@@ -145,13 +153,14 @@ def _make(scores: pd.DataFrame, folders: Mapping[str, Path], about: Mapping[str,
             made["tables"] += comparison.write(frame, folders["tables"], f"comparison_{name}", title)
     for name, draw in figures.FIGURES.items():
         try:
-            made["figures"] += figures.write(*draw(scores, version=version, level=level), folders["figures"], name)
+            made["figures"] += figures.write(*draw(named, version=version, level=level), folders["figures"], name)
         except Absent as error:
             skipped[name] = str(error)
     for kind, folder in folders.items():
         files = {path.name: _sha(path) for path in made[kind]}
         record = {**about, "version": version, "profile": scores["profile"].iloc[0], "scores": _sha(made["tables"][0])}
         record |= {"samples": len(scores), "runs": sorted(set(scores["run"])), "files": files, "skipped": skipped}
+        record["cells"] = {table.name: {"run": table.run, "of": len(table.cells)} for table in built}
         replace_file(folder / "manifest.json", json.dumps(record, indent=1, default=str) + "\n")
     return [*made["tables"], *made["figures"], *(folder / "manifest.json" for folder in folders.values())]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from fake_scores import make_scores
+from fake_scores import make_scores, ood_frame
 
 from pimem import stats
 from pimem.paper import style
@@ -25,3 +25,8 @@ def scores() -> pd.DataFrame:
 @pytest.fixture
 def niah_scores() -> pd.DataFrame:
     return make_scores((2048, 4096), task="niah_multivalue", metric="multi_recall")
+
+
+@pytest.fixture
+def ood_scores() -> pd.DataFrame:
+    return ood_frame((8192, 16384))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from pimem.paper.scores import COLUMNS, COUNTS, SCORES, validate
+from pimem.paper.cells import OOD
+from pimem.paper.scores import COLUMNS, COUNTS, SCORES, combine, validate
 
 SKILL = {"pi_mem": (0.85, 0.02), "mem_agent": (0.8, 0.05), "rag": (0.62, 0.06), "vanilla": (0.75, 0.16)}
 """Success at the shortest length, and what each doubling costs."""
@@ -17,6 +19,31 @@ SKILL = {"pi_mem": (0.85, 0.02), "mem_agent": (0.8, 0.05), "rag": (0.62, 0.06), 
 def make_scores(*args: Any, **kwargs: Any) -> pd.DataFrame:
     """A copy of its own of what `_make` makes."""
     return _make(*args, **kwargs).copy()
+
+
+def ood_frame(lengths: tuple[int, ...], n: int = 6) -> pd.DataFrame:
+    """Scores of every task that the paper's Table 2 is over; questions of all tasks have the same ids."""
+    metric = {"qa_1": "sub_em"}
+    made = [make_scores(lengths, n=n, task=t, metric=metric.get(t, "multi_recall"), seed=i) for i, t in enumerate(OOD)]
+    return combine(made)
+
+
+def with_hits(scores: pd.DataFrame, method: str, hits: int) -> pd.DataFrame:
+    """The first `hits` samples of every run of a method right, the others wrong."""
+    rows = scores["method"] == method
+    scores.loc[rows, "sub_em"] = (scores.loc[rows].groupby("run").cumcount() < hits).astype(float)
+    return scores.assign(status="answered")
+
+
+def longbench_frame(n: int = 40, length: int = 4_000_000) -> pd.DataFrame:
+    """Accuracy on n questions, four of ten hard, in three groups of length."""
+    frame = make_scores((length,), n=n, task="longbench_v2").rename(columns={"sub_em": "x"})
+    frame["run"] += f"{length}"
+    number = frame["sample"].str[1:].astype(int)
+    sizes = number.map(lambda i: ("short", "medium", "long")[i % 3])
+    groups = number.map(lambda i: "hard" if i % 10 < 4 else "easy") + ";" + sizes + ";Some Domain"
+    scores = dict.fromkeys(("sub_em", "sub_em_strict", "em", "f1", "coverage"), float("nan"))
+    return validate(frame.assign(accuracy=frame["x"], metric="accuracy", groups=groups, **scores), "fixture")
 
 
 @functools.cache
@@ -50,7 +77,7 @@ def _make(
                     }
                     row |= {"model": model, "prompts": "default", "method": method, "length": length, "seed": 42}
                     row |= {
-                        "run": f"{m}{method[:2]}{step}{task[:2]}".ljust(12, "e"),
+                        "run": f"{m}{method[:2]}{step}{crc32(task.encode()):08x}",
                         "sample": f"q{i:03}",
                         "cluster": f"c{i:03}",
                     }

@@ -2,21 +2,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from fake_scores import longbench_frame, with_hits
+from scipy.stats import binomtest
 
-from pimem.errors import ConfigError, DataError
+from pimem.errors import DataError
 from pimem.paper import comparison
-from pimem.paper.scores import combine, validate
+from pimem.paper.scores import combine, primary_scores, validate
 
 VERSION = "2026-01-02-0123456789"
-
-
-def with_hits(scores: pd.DataFrame, method: str, hits: int) -> pd.DataFrame:
-    """The first `hits` samples of every run of a method right, the others wrong."""
-    rows = scores["method"] == method
-    scores.loc[rows, "sub_em"] = (scores.loc[rows].groupby("run").cumcount() < hits).astype(float)
-    return scores.assign(status="answered")
 
 
 def test_methods_are_paired_by_sample(scores: pd.DataFrame) -> None:
@@ -66,46 +62,45 @@ def test_variants_meet_once(scores: pd.DataFrame) -> None:
     assert own[["first", "second"]].drop_duplicates().to_numpy().tolist() == [["PI-Mem", "PI-Mem (no merge)"]]
 
 
+def test_means_over_tasks_are_compared_with_each_tasks_questions_apart(ood_scores: pd.DataFrame) -> None:
+    table = comparison.methods(ood_scores, version=VERSION)
+    rows = table[(table["task"] == "ruler_ood") & (table["second"] == "RAG")].set_index("column")
+    assert list(rows.index) == ["8192", "16384", "all"]
+    primary = ood_scores.assign(score=primary_scores(ood_scores))
+    means = primary.groupby(["method", "length", "task"])["score"].mean().groupby(["method", "length"]).mean()
+    assert rows.loc["8192", "difference"] == pytest.approx(100 * (means["pi_mem", 8192] - means["rag", 8192]))
+    assert rows.loc["all", "difference"] == pytest.approx(100 * (means["pi_mem"] - means["rag"]).mean())
+    assert rows.loc["all", ["n", "clusters", "metric"]].tolist() == [2 * 66, 66, "mean_of_11_tasks"]
+    gap = primary.pivot_table(index=["task", "sample"], columns=["method", "length"], values="score")
+    gap = gap["pi_mem"][8192] - gap["rag"][8192]
+    error = np.sqrt((gap.groupby("task").var(ddof=0) / 6).sum()) / 11
+    assert rows.loc["8192", "high"] - rows.loc["8192", "low"] == pytest.approx(2 * 1.96 * 100 * error, rel=0.15)
+    assert len(table[(table["task"] == "vt") & (table["second"] == "RAG")]) == 3
+
+
+def test_no_mean_is_compared_over_some_of_the_tasks(ood_scores: pd.DataFrame) -> None:
+    part = validate(ood_scores[(ood_scores["task"] != "vt") | (ood_scores["length"] != 8192)], "here")
+    table = comparison.methods(part, version=VERSION)
+    assert set(table[table["task"] == "ruler_ood"]["column"]) == {"16384"}
+
+
+def test_groups_of_questions_are_compared_too() -> None:
+    frame = longbench_frame()
+    table = comparison.methods(frame, version=VERSION)
+    rows = table[table["second"] == "Vanilla"].set_index("column")
+    assert rows["n"].to_dict() == {"All": 40, "Easy": 24, "Hard": 16, "Short": 14, "Medium": 13, "Long": 13}
+    wide = frame.pivot_table(index="sample", columns="method", values="accuracy")
+    gap = wide["pi_mem"] - wide["vanilla"]
+    assert rows.loc["All", "difference"] == pytest.approx(100 * gap.mean())
+    first, second = (gap > 0).sum(), (gap < 0).sum()
+    assert rows.loc["All", "p_mcnemar"] == pytest.approx(binomtest(first, first + second).pvalue)
+    hard = gap[frame[frame["method"] == "rag"].set_index("sample")["groups"].str.startswith("hard")]
+    assert rows.loc["Hard", "difference"] == pytest.approx(100 * hard.mean())
+
+
 def test_the_method_must_be_there(scores: pd.DataFrame) -> None:
     with pytest.raises(DataError, match="did you mean 'mem_agent'"):
         comparison.methods(scores, "memagent", version=VERSION)
-
-
-def test_against_the_paper_only_for_its_own_models(scores: pd.DataFrame) -> None:
-    assert comparison.with_published(scores, {}, version=VERSION).empty
-    with pytest.raises(ConfigError, match=r"did you mean 'Qwen2\.5-7B'"):
-        comparison.with_published(scores, {"smollm2-135m": "Qwen2.5-7b"}, version=VERSION)
-
-
-def test_verdicts_against_the_paper(scores: pd.DataFrame) -> None:
-    # Printed for Qwen2.5-7B at 7K: PI-Mem 82.81, MemAgent 81.25.
-    scores = with_hits(with_hits(scores, "pi_mem", 26), "mem_agent", 4)
-    table = comparison.with_published(scores, {"smollm2-135m": "Qwen2.5-7B"}, version=VERSION)
-    at = table.set_index(["method", "column"])
-    assert set(table["column"]) == {"50", "100", "200", "400"}
-    assert at.loc[("pi_mem", "50"), ["value", "published", "verdict"]].tolist() == [81.25, 82.81, "cannot tell"]
-    assert at.loc[("mem_agent", "50"), ["value", "published", "verdict"]].tolist() == [12.5, 81.25, "differ"]
-    wide = comparison.with_published(scores, {"smollm2-135m": "Qwen2.5-7B"}, version=VERSION, margin=25)
-    assert wide.set_index(["method", "column"]).loc[("pi_mem", "50"), "verdict"] == "agree"
-
-
-def test_newcombes_interval(scores: pd.DataFrame) -> None:
-    from statsmodels.stats.proportion import confint_proportions_2indep
-
-    scores = with_hits(scores, "pi_mem", 26)
-    table = comparison.with_published(scores, {"smollm2-135m": "Qwen2.5-7B"}, version=VERSION)
-    row = table[(table["method"] == "pi_mem") & (table["column"] == "50")].iloc[0]
-    expected = confint_proportions_2indep(26, 32, 53, 64, method="newcomb")
-    assert (row["low"], row["high"]) == pytest.approx(tuple(100 * v for v in expected), abs=0.02)
-
-
-def test_the_average_needs_all_ten_lengths() -> None:
-    from fake_scores import make_scores
-
-    lengths = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
-    table = comparison.with_published(make_scores(lengths, n=8), {"smollm2-135m": "Qwen2.5-7B"}, version=VERSION)
-    average = table[(table["method"] == "pi_mem") & (table["column"] == "Avg")]
-    assert average["published"].tolist() == [84.06]
 
 
 def test_comparison_files(scores: pd.DataFrame, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from matplotlib.colors import to_rgb
 
 from pimem.errors import StoreError
 from pimem.paper import figures, style
-from pimem.paper.tables import Absent, table1
+from pimem.paper.scores import combine
+from pimem.paper.tables import build
 
 VERSION = "2026-01-02-0123456789"
 
@@ -19,7 +20,7 @@ def test_the_figure_draws_the_table(scores: pd.DataFrame) -> None:
     figure, data = figures.hqa(scores, version=VERSION)
     ours, *papers = figure.axes
     assert len(papers) == 2
-    table = table1(scores, version=VERSION).cells
+    table = build("table1_hqa", scores, version=VERSION).cells.query("state == ''")
     drawn = {line.get_color(): line.get_ydata() for line in ours.lines}
     for method, look in style.METHODS.items():
         row = table[(table["method"] == method) & (table["column"] != "Avg")]
@@ -35,11 +36,12 @@ def test_the_papers_numbers_have_panels_of_their_own_in_grey(scores: pd.DataFram
     for axis in figure.axes[1:]:
         assert "printed in the paper" in axis.get_title(loc="left")
         assert {line.get_color() for line in axis.lines} == {style.PUBLISHED}
-        assert len(axis.lines) == 4
+        assert len(axis.lines) == (5 if "Qwen3.5" in axis.get_title(loc="left") else 7)
     assert style.PUBLISHED not in {line.get_color() for line in figure.axes[0].lines}
     paper = data[data["source"] != "ours"]
     assert paper[(paper["model"] == "Qwen2.5-7B") & (paper["method"] == "pi_mem")]["value"].iloc[-1] == 81.25
-    assert set(paper["method"]) == {"vanilla", "rag", "mem_agent", "pi_mem"}
+    assert set(paper["method"]) == set(style.METHODS)
+    assert set(paper["variant"]) == {""}
 
 
 def test_one_length_has_bars_and_many_models_have_panels() -> None:
@@ -65,9 +67,33 @@ def test_text_stays_inside_the_page() -> None:
         assert box.x1 <= page.x1 + 1
 
 
-def test_no_hotpotqa_no_figure(niah_scores: pd.DataFrame) -> None:
-    with pytest.raises(Absent, match="hotpotqa"):
-        figures.hqa(niah_scores, version=VERSION)
+def test_what_was_not_run_is_said(niah_scores: pd.DataFrame, scores: pd.DataFrame) -> None:
+    figure, data = figures.hqa(niah_scores, version=VERSION)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["not run"]
+    assert set(data["source"]) == {"PI-Mem paper, supplement, Table 3"}
+    assert "0 of 70 points" in figure._supxlabel.get_text()
+    figure, _ = figures.hqa(scores, version=VERSION)
+    said = figure._supxlabel.get_text().replace("\n", " ")
+    assert "Not run: YaRN, GRU-Mem, ReMemR1. 16 of 70 points" in said
+    assert len({axis.get_xlim() for axis in figure.axes}) == 1
+
+
+def test_the_second_figure_draws_means_over_all_eleven_tasks(ood_scores: pd.DataFrame) -> None:
+    figure, data = figures.ood(ood_scores, version=VERSION)
+    table = build("table2_ood", ood_scores, version=VERSION).cells.query("state == '' and column != 'Avg'")
+    own = data[data["source"] == "ours"]
+    assert own["value"].tolist() == table["value"].tolist()
+    assert len(figure.axes[0].lines) == 4
+    paper = data[(data["source"] != "ours") & (data["model"] == "Qwen2.5-7B") & (data["method"] == "vanilla")]
+    assert paper[["tokens", "value"]].iloc[3].tolist() == [65536, 60.65]
+    assert {axis.get_ylim() for axis in figure.axes} == {(-3, 103)}
+
+
+def test_rows_before_reinforcement_learning_stand_beside_the_papers(scores: pd.DataFrame) -> None:
+    before = scores[scores["method"] == "pi_mem"].assign(run=lambda f: "x" + f["run"], variant="w/o RL")
+    figure, data = figures.hqa(combine([scores, before]), version=VERSION)
+    assert set(data[data["source"] != "ours"].query("variant == 'w/o RL'")["method"]) == {"mem_agent", "pi_mem"}
+    assert "PI-Mem (w/o RL)" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_files_are_the_same_each_time(scores: pd.DataFrame, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from pimem.errors import DataError, StoreError
 from pimem.paper import versions
+from pimem.paper.plans import PLANS
 from pimem.paper.scores import combine, read, validate
 
 
@@ -20,7 +22,13 @@ def both() -> pd.DataFrame:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor more tables than the tests look at."""
     monkeypatch.setattr(versions.figures, "FIGURES", {})
+    monkeypatch.setattr(versions.tables, "PLANS", {name: PLANS[name] for name in ("table1_hqa", "s3_hqa")})
+
+
+def record_of(folders: dict[str, Path]) -> dict[str, Any]:
+    return json.loads((folders["tables"] / "manifest.json").read_text())
 
 
 def contents(folders: dict[str, Path]) -> dict[str, bytes]:
@@ -38,17 +46,17 @@ def test_a_version_holds_everything_and_is_found_again(
         "figures/hqa_by_length.pdf",
         "figures/hqa_by_length.png",
         "figures/manifest.json",
+        "figures/ood_by_length.csv",
+        "figures/ood_by_length.pdf",
+        "figures/ood_by_length.png",
         "tables/comparison_methods.csv",
         "tables/comparison_methods.md",
         "tables/manifest.json",
-        "tables/scores.csv",
-        "tables/table1_hqa.csv",
-        "tables/table1_hqa.md",
-        "tables/table1_hqa.tex",
-        "tables/table4_coverage.csv",
-        "tables/table4_coverage.md",
-        "tables/table4_coverage.tex",
+        *sorted(["tables/scores.csv", *(f"tables/{name}.{suffix}" for name in PLANS for suffix in ("csv", "md", "tex"))]),
     ]
+    assert record_of(folders)["cells"]["table1_hqa"] == {"run": 20, "of": 77}
+    assert record_of(folders)["cells"]["table3_longbench_v2"] == {"run": 0, "of": 42}
+    assert "table1_hqa               20 of   77 cells run\n" in versions.coverage(folders["tables"])
     record = json.loads((folders["tables"] / "manifest.json").read_text())
     assert (record["note"], record["profile"], record["samples"]) == ("made for a test", "fixture", len(both))
     assert set(record["files"]) == {k.split("/")[1] for k in contents(folders) if k.startswith("tables")} - {"manifest.json"}
@@ -73,7 +81,7 @@ def test_rebuilding_gives_the_same_bytes(both: pd.DataFrame, tmp_path: Path, mon
     assert {p.name for p in files} == {k.split("/")[1] for k in before}
     assert "rebuilt" in json.loads((folders["tables"] / "manifest.json").read_text())
     monkeypatch.setattr(versions.figures, "FIGURES", {})
-    assert versions.rebuild("fixture", tmp_path) == [p for p in files if not p.name.startswith("hqa_by_length")]
+    assert versions.rebuild("fixture", tmp_path) == [p for p in files if "_by_length" not in p.name]
 
 
 @pytest.mark.parametrize("place", ["paper_tables", "figures", "paper_tables/fixture", "figures/fixture"])
@@ -81,6 +89,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_and_the_next_try_finishes(
     both: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setattr(versions.figures, "FIGURES", {"hqa_by_length": figure_of_nothing})
+    monkeypatch.setattr(versions.tables, "PLANS", {"table1_hqa": PLANS["table1_hqa"]})
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("in the way")
     with pytest.raises(StoreError, match="could not be written"):
@@ -149,6 +158,25 @@ def test_tampered_or_missing_scores_are_refused(both: pd.DataFrame, tmp_path: Pa
     (folders["tables"] / "manifest.json").write_text("{")
     with pytest.raises(StoreError, match=r"manifest\.json: damaged"):
         versions.rebuild("fixture", tmp_path)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_what_is_declared_of_models_is_kept_for_rebuilding(tmp_path: Path) -> None:
+    frame = make_scores((50, 100), n=24, models=("base", "trained"))
+    declared = {"same_model": {"trained": "Qwen2.5-7B"}, "before_rl": {"base": "trained"}}
+    folders = versions.publish(frame, root=tmp_path, **declared)
+    table = (folders["tables"] / "s3_hqa.md").read_text()
+    assert "PI-Mem (w/o RL)" in table.partition("## PI-Mem paper")[0]
+    assert "Ours: base" not in table
+    against = pd.read_csv(folders["tables"] / "comparison_with_published.csv", keep_default_na=False)
+    assert {"table1_hqa", "s3_hqa"} == set(against["table"])
+    assert "w/o RL" in set(against["variant"])
+    before = contents(folders)
+    versions.rebuild("fixture", tmp_path)
+    after = contents(folders)
+    assert {k for k in before if before[k] != after[k]} == {"tables/manifest.json", "figures/manifest.json"}
+    assert {k: record_of(folders)[k] for k in declared} == declared
+    assert sorted(set(read(folders["tables"] / "scores.csv")["model"])) == ["base", "trained"]
 
 
 @pytest.mark.usefixtures("no_figures")
