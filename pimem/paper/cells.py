@@ -146,11 +146,10 @@ def _check_one_run(cell: pd.DataFrame, key: tuple[Any, ...], at: object) -> None
 
 
 def _cell(part: pd.DataFrame, column: str, what: Scored, level: float, over: list[str] | None = None) -> dict[str, Any]:
-    clusters = (part["task"] + "/" + part["cluster"]).tolist()
+    clusters = joined(part, ["task", "cluster"])
     values, answered = part["score"].tolist(), part[part["status"] == "answered"]
     if over:
-        groups = part[over].astype(str).agg("/".join, axis=1).tolist()
-        estimate = stats.macro_mean(values, groups, clusters, level, strata=part["task"].tolist())
+        estimate = stats.macro_mean(values, joined(part, over), clusters, level, strata=part["task"].tolist())
     else:
         estimate = stats.mean(values, clusters, level)
     return {
@@ -168,6 +167,11 @@ def _cell(part: pd.DataFrame, column: str, what: Scored, level: float, over: lis
         "runs": " ".join(sorted(part["run"].unique())),
         "state": "",
     }
+
+
+def joined(part: pd.DataFrame, columns: list[str]) -> list[str]:
+    """One name a row out of several columns; questions of two tasks may have the same id."""
+    return ["/".join(map(str, row)) for row in part[columns].itertuples(index=False, name=None)]
 
 
 def _about(part: pd.DataFrame, column: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pimem import stats
 from pimem.errors import DataError, nearest
 from pimem.journal import replace_file
 from pimem.paper import verdicts
-from pimem.paper.cells import FEW, GROUPS, OOD, ROW, in_group, method_name, tokens_short
+from pimem.paper.cells import FEW, GROUPS, OOD, ROW, in_group, joined, method_name, tokens_short
 from pimem.paper.scores import primary_scores
 from pimem.paper.tables import Table
 
@@ -53,13 +53,12 @@ def _compare(task: str, mine: pd.DataFrame, theirs: pd.DataFrame, level: float) 
     out = []
     for column, chosen, over in _columns(task, both):
         part, *sides = (chosen(frame) for frame in (both, mine, theirs))
-        groups = part[over].astype(str).agg("/".join, axis=1).tolist() if over else None
         result = stats.paired(
             part["score"].tolist(),
             part["score_other"].tolist(),
-            (part["task"] + "/" + part["cluster"]).tolist(),
+            joined(part, ["task", "cluster"]),
             level,
-            groups=groups,
+            groups=joined(part, over) if over else None,
             strata=part["task"].tolist() if over else None,
         )
         out.append(

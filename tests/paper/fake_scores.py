@@ -87,7 +87,11 @@ def _make(
                         row |= {"sub_em_strict": row[metric], "em": row[metric], "f1": row[metric]}
                     if method in ("pi_mem", "mem_agent"):
                         row["coverage"] = min(1.0, (rng.binomial(4, min(1, chance[i] + 0.1)) / 4))
-                    row |= {"context_tokens": length * 140, "calls": 1 + length // 10, "turns": 2 if method == "pi_mem" else 0}
+                    row |= {
+                        "context_tokens": length * 140 if task == "hotpotqa" else length,
+                        "calls": 1 + length // 10,
+                        "turns": 2 if method == "pi_mem" else 0,
+                    }
                     row |= {"prompt_tokens": length * 150, "generated_tokens": 30 + length}
                     rows.append(row)
     return validate(pd.DataFrame(rows, columns=list(COLUMNS)), "fixture")
