@@ -12,7 +12,7 @@ METRIC_NAMES = {
     "sub_em": "Sub-EM: gold answer in the prediction or the prediction in it, both normalised",
     "multi_recall": "share of the gold values in the answer",
     "coverage": "share of the gold values in the final memory",
-    "mean_of_11_tasks": "unweighted mean over RULER's tasks but cwe and qa_2, each by its own metric",
+    "mean_of_11_tasks": "unweighted mean over RULER's tasks but common words and HotpotQA, each by its own metric",
     "accuracy": "share of questions answered with the right letter",
     "turns": "read-select-merge turns of PI-Mem, the closing one included",
 }

@@ -101,6 +101,6 @@ PLANS = {
         source="s5_longbench_v2",
         without_rl=TRAINED,
     ),
-    "ruler_by_task": Plan("RULER task by task", RULER, dict(zip(RULER, RULER, strict=True)), {}, by_task),
+    "ruler_by_task": Plan("RULER task by task", tuple(RULER), RULER, {}, by_task),
 }
 """Every table by the name of its files."""

@@ -18,12 +18,22 @@ from pimem.records import Trace
 from pimem.scoring import AnswerForm, score
 
 TEXT = (
-    *("profile", "task", "unit", "model", "prompts", "method", "variant", "run", "sample", "cluster", "groups"),
-    *("status", "metric"),
+    "profile",
+    "task",
+    "unit",
+    "model",
+    "prompts",
+    "method",
+    "variant",
+    "run",
+    "sample",
+    "cluster",
+    "groups",
+    "status",
+    "metric",
 )
-"""`variant` tells apart runs of one method with other settings; `metric` names the primary score; `run` is the run's hash.
-
-`groups` names what a benchmark counts the sample to beside the whole, joined by ";" ("hard;long"); empty where it has none."""
+"""`variant` tells apart runs of one method with other settings; `metric` names the primary score; `run` is the run's hash;
+`groups` says which of its benchmark's groups a sample is in, "difficulty=easy;length=short"."""
 
 COUNTS = (
     "length",
@@ -45,13 +55,13 @@ COUNTS = (
 )
 """Whole numbers, 0 and up. `length` is in the task's `unit`; `turns` counts the closing all-no turn."""
 
-SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "extracted", "coverage", "accuracy", "accuracy_released")
+SCORES = ("sub_em", "sub_em_strict", "em", "f1", "multi_recall", "accuracy", "accuracy_released", "extracted", "coverage")
 
-_LATER = ("groups", "accuracy", "accuracy_released")
-"""Columns that files written before there was LongBench v2 lack."""
+LATER: dict[str, Any] = {"groups": "", "accuracy": None, "accuracy_released": None}
+"""Columns that scores written before them lack, and what stands there then."""
 
-GROUPED_BY = ("difficulty", "length", "domain", "sub_domain")
-"""Of a sample's `meta`: by what LongBench v2 groups its questions."""
+GROUPS = ("difficulty", "length", "domain", "sub_domain")
+"""What a sample's `meta` may say of its groups."""
 
 COLUMNS = (*TEXT, *COUNTS, *SCORES)
 
@@ -71,9 +81,7 @@ class Asked(Protocol):
     @property
     def answers(self) -> tuple[str, ...]: ...
     @property
-    def meta(self) -> Mapping[str, Any]:
-        """Under the names of `GROUPED_BY` the groups the sample counts to, where its benchmark has groups."""
-        ...
+    def meta(self) -> Mapping[str, Any]: ...
 
 
 def collect(
@@ -106,8 +114,8 @@ def collect(
                 "variant": variant,
                 "run": run,
                 "cluster": sample.cluster,
-                "groups": _groups(sample),
                 "metric": metric,
+                "groups": ";".join(f"{name}={sample.meta[name]}" for name in GROUPS if isinstance(sample.meta.get(name), str)),
                 "length": spec.task.length,
                 "seed": spec.task.seed,
                 "sampling_seed": spec.sampling.seed,
@@ -120,13 +128,6 @@ def collect(
             f"run {run}: {len(asked)} samples have no trace, first {min(asked)!r}; finish the run before scoring it"
         )
     return validate(pd.DataFrame(rows).reindex(columns=list(COLUMNS)), f"run {run}")
-
-
-def _groups(sample: Asked) -> str:
-    names = [sample.meta[key] for key in GROUPED_BY if isinstance(sample.meta.get(key), str)]
-    if wrong := [name for name in names if not name.strip() or ";" in name]:
-        raise DataError(f"sample {sample.id}: {wrong[0]!r} cannot name a group; give it a name without ';'")
-    return ";".join(names)
 
 
 def _usage(trace: Trace) -> dict[str, Any]:
@@ -154,6 +155,7 @@ def _usage(trace: Trace) -> dict[str, Any]:
 
 def validate(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The frame with its columns and rows in order and its types exact. Raises `DataError` for what cannot be scores."""
+    frame = frame.assign(**{column: value for column, value in LATER.items() if column not in frame.columns})
     if missing := [c for c in COLUMNS if c not in frame.columns]:
         raise DataError(f"{where}: columns missing: {', '.join(missing)}")
     if frame.empty:
@@ -226,6 +228,4 @@ def read(path: str | Path) -> pd.DataFrame:
         raise DataError(f"{path}: not a csv file: {error}") from None
     for column in set(SCORES) & set(raw.columns):
         raw[column] = raw[column].replace("", None)
-    for column in set(_LATER) - set(raw.columns):
-        raw[column] = None if column in SCORES else ""
     return validate(raw, str(path))

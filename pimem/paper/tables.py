@@ -115,7 +115,7 @@ def _head(plan: Plan, found: pd.DataFrame, column: str) -> str:
         return f"{column} docs ({name})" if plan.tasks == ("hotpotqa",) and column != name else name
     counts = set(part.loc[part["value"].notna(), "n"])
     shared = f", n = {counts.pop()}" if len(counts) == 1 and column != "Avg" else ""
-    return heading(part, column) + shared
+    return (heading(part, column) if column.isdecimal() else plan.columns.get(column, column)) + shared
 
 
 def _as_printed(printed: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ def make_scores(*args: Any, **kwargs: Any) -> pd.DataFrame:
 
 def ood_frame(lengths: tuple[int, ...], n: int = 6) -> pd.DataFrame:
     """Scores of every task that the paper's Table 2 is over; questions of all tasks have the same ids."""
-    metric = {"qa_1": "sub_em"}
+    metric = {"squad": "sub_em"}
     made = [make_scores(lengths, n=n, task=t, metric=metric.get(t, "multi_recall"), seed=i) for i, t in enumerate(OOD)]
     return combine(made)
 
@@ -40,8 +40,8 @@ def longbench_frame(n: int = 40, length: int = 4_000_000) -> pd.DataFrame:
     frame = make_scores((length,), n=n, task="longbench_v2").rename(columns={"sub_em": "x"})
     frame["run"] += f"{length}"
     number = frame["sample"].str[1:].astype(int)
-    sizes = number.map(lambda i: ("short", "medium", "long")[i % 3])
-    groups = number.map(lambda i: "hard" if i % 10 < 4 else "easy") + ";" + sizes + ";Some Domain"
+    sizes = number.map(lambda i: "length=" + ("short", "medium", "long")[i % 3])
+    groups = number.map(lambda i: "difficulty=" + ("hard" if i % 10 < 4 else "easy")) + ";" + sizes + ";domain=Easy Ones"
     scores = dict.fromkeys(("sub_em", "sub_em_strict", "em", "f1", "coverage"), float("nan"))
     return validate(frame.assign(accuracy=frame["x"], metric="accuracy", groups=groups, **scores), "fixture")
 

@@ -75,11 +75,11 @@ def test_means_over_tasks_are_compared_with_each_tasks_questions_apart(ood_score
     gap = gap["pi_mem"][8192] - gap["rag"][8192]
     error = np.sqrt((gap.groupby("task").var(ddof=0) / 6).sum()) / 11
     assert rows.loc["8192", "high"] - rows.loc["8192", "low"] == pytest.approx(2 * 1.96 * 100 * error, rel=0.15)
-    assert len(table[(table["task"] == "vt") & (table["second"] == "RAG")]) == 3
+    assert len(table[(table["task"] == "variable_tracking") & (table["second"] == "RAG")]) == 3
 
 
 def test_no_mean_is_compared_over_some_of_the_tasks(ood_scores: pd.DataFrame) -> None:
-    part = validate(ood_scores[(ood_scores["task"] != "vt") | (ood_scores["length"] != 8192)], "here")
+    part = validate(ood_scores[(ood_scores["task"] != "variable_tracking") | (ood_scores["length"] != 8192)], "here")
     table = comparison.methods(part, version=VERSION)
     assert set(table[table["task"] == "ruler_ood"]["column"]) == {"16384"}
 
@@ -94,7 +94,7 @@ def test_groups_of_questions_are_compared_too() -> None:
     assert rows.loc["All", "difference"] == pytest.approx(100 * gap.mean())
     first, second = (gap > 0).sum(), (gap < 0).sum()
     assert rows.loc["All", "p_mcnemar"] == pytest.approx(binomtest(first, first + second).pvalue)
-    hard = gap[frame[frame["method"] == "rag"].set_index("sample")["groups"].str.startswith("hard")]
+    hard = gap[frame[frame["method"] == "rag"].set_index("sample")["groups"].str.startswith("difficulty=hard")]
     assert rows.loc["Hard", "difference"] == pytest.approx(100 * hard.mean())
 
 
