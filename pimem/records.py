@@ -134,8 +134,6 @@ class Trace:
     memory: str = ""
     """Final memory; empty for methods without one, and where nothing was ever found."""
     turns: list[Turn] = field(default_factory=list)
-    reasoning: Call | None = None
-    """The call that thought step by step before the answer, where one was asked for."""
     last: Call | None = None
     """The final or answer call."""
     turns_used: int = 0
@@ -154,6 +152,8 @@ class Trace:
     """Calls given up on while the sample went on."""
     failure: str | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    reasoning: Call | None = None
+    """The call that thought step by step before the answer, where one was asked for."""
 
     def calls(self) -> list[Call]:
         """Every call in the order of the algorithm."""

@@ -91,7 +91,10 @@ def profile(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
     return write
 
 
-def test_a_study_runs_scores_and_reports_and_the_second_time_calls_nothing(profile: Any) -> None:
+def test_a_study_runs_scores_and_reports_and_the_second_time_calls_nothing(
+    profile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions.figures, "FIGURES", {})
     name = profile()
     study = Study("05_evidence", name)
     assert study.plan()["method"].tolist() == ["mem_agent", "pi_mem"]

@@ -6,6 +6,7 @@ stand-in for the sentence splitter it would fetch data for, and with fewer words
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import itertools
@@ -74,13 +75,19 @@ def real(theirs: Path) -> Tokenizer:
         return Tokenizer.load(models.resolve(ModelSpec("smollm2-135m")))
 
 
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fetched data, read once, with a place of its own for what is built."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PIMEM_HOME")
+        (folder / "data").symlink_to(data.home() / "data")
+    return folder
+
+
 @pytest.fixture
-def own_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fetched data, with a place of its own for what is built."""
-    monkeypatch.delenv("PIMEM_HOME")
-    home = data.home()
-    (tmp_path / "data").symlink_to(home / "data")
-    monkeypatch.setenv("PIMEM_HOME", str(tmp_path))
+def own_built(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIMEM_HOME", str(shared_home))
 
 
 def read(path: Path, name: str) -> Any:
@@ -179,12 +186,17 @@ def shape(name: str, text: str, answers: list[str]) -> dict[str, Any]:
     documents = re.split(r"\n\n(?=Document \d+:\n)", text)
     return {
         "numbered": [int(re.findall(r"\d+", d)[0]) for d in documents] == list(range(1, len(documents) + 1)),
-        "known": {body(d) in KNOWN[name] for d in documents},
+        "known": {body(d) in known(name) for d in documents},
         "twice": len(documents) - len(set(map(body, documents))),
     }
 
 
-KNOWN: dict[str, set[str]] = {}
+@functools.cache
+def known(name: str) -> set[str]:
+    """The paragraphs that a question task is made of."""
+    if name == "qa_1":
+        return {p.text.strip() for p in data.corpus("squad").paragraphs}
+    return {f"{p.title}\n{p.text}".strip() for p in data.corpus("hotpotqa").paragraphs}
 
 
 def body(document: str) -> str:
@@ -201,8 +213,6 @@ def form(answer: str) -> str:
 @pytest.mark.usefixtures("own_built")
 @pytest.mark.parametrize("name", RULER)
 def test_same_structure_answers_and_size(name: str, theirs: Path, real: Tokenizer, tmp_path: Path) -> None:
-    KNOWN["qa_1"] = {p.text.strip() for p in data.corpus("squad").paragraphs}
-    KNOWN["qa_2"] = {f"{p.title}\n{p.text}".strip() for p in data.corpus("hotpotqa").paragraphs}
     rows, setup = generate(theirs, name, tmp_path / "out", real._folder)
     assert len(rows) == SAMPLES
     kind = setup.get("type_haystack") or (name if name in STEP else "qa")
