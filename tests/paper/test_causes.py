@@ -43,6 +43,7 @@ def test_part_of_several_values_is_not_all_of_them() -> None:
     assert cause(asked, pi_mem([1], "11"), CHUNK, 0.5, "multi_recall") == "lost in memory"
     assert cause(asked, pi_mem([1], "11 12"), CHUNK, 0.5, "multi_recall") == "not used"
     assert cause(sample((12, 15), answers=("yes",)), pi_mem([1], "both are"), CHUNK, 0.0, "sub_em") == "not used"
+    assert cause(sample((12, 15), answers=("C",)), pi_mem([1], "five"), CHUNK, 0.0, "accuracy") == "not used"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def test_other_tasks_methods_and_lengths_stand_beside_one_another(folder: Path) 
     put(folder, "ruler_hqa_100/pi-mem-trained.jsonl", record(0, "\\boxed{Ann}"))
     plain = {k: v for k, v in record(0, "Well, the answer is Ann.").items() if k != "trace" and not k.startswith("parallel")}
     put(folder, "ruler_qa_1_8192/vanilla.jsonl", plain)
+    put(folder, "ruler_qa_2_8192/yarn.jsonl", plain)
     put(folder, "ruler_hqa_50/memagent-trained.jsonl", {**plain, "response": "\\boxed{Ann}"})
     found = released_traces.read_folder(folder, "m").scores
     cells = found.groupby(["task", "length", "method", "variant"])[["sub_em", "multi_recall"]].max()
@@ -135,7 +136,12 @@ def test_other_tasks_methods_and_lengths_stand_beside_one_another(folder: Path) 
     assert cells.loc[("hotpotqa", 50, "mem_agent", "memagent-trained"), "sub_em"] == 1
     assert found[found["method"] == "mem_agent"]["coverage"].isna().all()
     questions = found[(found["task"] == "hotpotqa") & (found["status"] == "answered") & found["sample"].str.endswith("-0")]
-    assert set(questions["length"]) == {50, 100}
+    assert set(map(tuple, questions[["length", "unit"]].to_numpy())) == {
+        (50, "documents"),
+        (100, "documents"),
+        (8192, "tokens"),
+    }
+    assert questions.loc[questions["method"] == "yarn", "sub_em"].tolist() == [1]
     assert questions["cluster"].nunique() == 1
 
 

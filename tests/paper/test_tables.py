@@ -75,6 +75,18 @@ def test_a_cell_whose_samples_all_failed_scores_nought(scores: pd.DataFrame) -> 
     assert any("N/A without them" in note for note in table.notes)
 
 
+def test_hotpotqa_in_tokens_is_a_column_of_ruler_and_none_of_table_1(scores: pd.DataFrame) -> None:
+    tokens = make_scores((8192,)).assign(unit="tokens", run=lambda frame: "t" + frame["run"])
+    both = combine([scores, validate(tokens, "here")])
+    alone, table = (build("table1_hqa", frame, version=VERSION).cells for frame in (scores, both))
+    pd.testing.assert_frame_equal(table, alone)
+    ran = build("ruler_by_task", both, version=VERSION).cells.query("state == ''")
+    assert set(zip(ran["column"], ran["at"], strict=True)) == {("hotpotqa", "8K tokens")}
+    of_unit = cells(both, version=VERSION)
+    average = of_unit[(of_unit["method"] == "rag") & (of_unit["column"] == "Avg")]
+    assert average["n"].tolist() == [128]
+
+
 def test_table4_is_memory_coverage_of_methods_with_a_memory(niah_scores: pd.DataFrame) -> None:
     table = build("table4_coverage", niah_scores, version=VERSION)
     ran = table.cells[table.cells["state"] == ""]
