@@ -22,7 +22,8 @@ CLEAR = 0.35
 """Share of a question's words, weighted by rarity, that makes a fact one for it by itself. On the training questions four of
 five gold paragraphs have it or are named, and one of three distractors."""
 MIXED = 0.15
-"""Share of stretches whose other documents come from both question sets, where there is a second one."""
+"""Share of stretches whose other documents come from both question sets, and of lines of noise from the other one, where there
+is a second set."""
 _words = re.compile(r"\w+").findall
 _LETTER = re.compile(r"\w").match
 
