@@ -150,7 +150,7 @@ def described(made: Sequence[Example]) -> str:
 
 
 SHARDS = 4
-"""Parts of the training set, each with a seed of its own. Each tokenises what it draws on again, about nine seconds of a core."""
+"""Parts of the training set, each with a seed of its own. Each tokenises what it draws on anew, some nine seconds of a core."""
 
 
 def held_out(model: Path, config: ColdStart) -> list[Example]:
