@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimem.training import teacher
-from pimem.training.drafts import Drafts, Example
-from pimem.training.scenes import Scene
+from pimem.training.documents import Scene
+from pimem.training.drafts import DOCUMENTS, Drafts, Example
 from pimem.training.teacher import Placed
 
 NOTHING, PARTIAL = 0.05, 0.12
@@ -84,10 +84,18 @@ class Builder(Drafts):
         return self._example(case, phase, teacher.read(new), scene, new, memory=memory, chunk=chunk)
 
     def nothing(self, kind: str, size: int | None = None, empty: bool = False, order: str | None = None) -> Example:
-        """A read of a section without gold facts: the question's own distractors, other keys' needles, or anything else."""
+        """A read of a section without gold facts: the question's own distractors, other keys' needles, or anything else.
+
+        To an unanswerable question the section is laid over its paragraph as over a fact.
+        """
         want = size or self.lengths(self.rng)
         scene = self.scene(kind, want, without=True)
-        window = self._window(scene, want, self._near(scene) if kind != "random" else None)
+        close = self._near(scene) if kind != "random" else None
+        window = (
+            self._over(scene, Placed("", *close), want)
+            if close and scene.kind == "unanswerable"
+            else self._window(scene, want, close)
+        )
         known = []
         if not empty and self.rng.random() < 0.55:
             known = [f.line for f in scene.elsewhere if self.rng.random() < 0.85]
@@ -106,7 +114,7 @@ class Builder(Drafts):
         while True:
             scene = self.scene(kind, 300)
             lines = [f.line if self.rng.random() < 0.95 else f.text for f in [*scene.gold, *scene.elsewhere]]
-            if lines:
+            if lines or scene.kind == "unanswerable":
                 return scene, list(dict.fromkeys(lines))
 
     def merge(self, kind: str) -> Example:
@@ -214,18 +222,18 @@ class Builder(Drafts):
         answers = list(scene.answers)
         lines = [facts[i] for i in rng.permutation(len(facts))] if rng.random() < 0.5 else facts
         case, draw = f"{kind}: final", rng.random()
-        if self.source.part == "train" and draw < NOTHING:
+        if self.source.part == "train" and draw < NOTHING and lines:
             lines, answers = [], []
             case += ", nothing known"
         elif self.source.part == "train" and draw < NOTHING + PARTIAL:
             some = [line for line in lines if rng.random() < 0.5]
-            if kind != "hotpotqa" or any(answers[0] in line for line in some):
-                left = answers if kind == "hotpotqa" else [a for a in answers if any(a in line for line in some)]
+            if kind not in DOCUMENTS or any(answers[0] in line for line in some):
+                left = answers if kind in DOCUMENTS else [a for a in answers if any(a in line for line in some)]
                 lines, answers = (some, left) if left else (lines, answers)
         if self.source.part == "train" and rng.random() < (0.5 if not lines else 0.25):
             lines = [*lines, *(self._near_noise(scene) for _ in range(int(rng.integers(1, 4))))]
             lines = [lines[i] for i in rng.permutation(len(lines))]
-        if kind == "hotpotqa":
+        if kind in DOCUMENTS:
             answers = answers[:1]
         else:
             answers = sorted(answers, key=lambda a: next((i for i, line in enumerate(lines) if a in line), 0))
@@ -250,10 +258,9 @@ class Builder(Drafts):
         without = bool(self.rng.random() < 0.15)
         scene = self.scene(kind, size, without)
         context = scene.context
-        if kind in ("hotpotqa", "chain"):
-            window = self._window(
-                scene, min(size, len(context)), (scene.gold[0].start, scene.gold[-1].end) if scene.gold else None
-            )
+        if kind in DOCUMENTS or kind == "chain":
+            about = (scene.gold[0].start, scene.gold[-1].end) if scene.gold else self._near(scene) if scene.open else None
+            window = self._window(scene, min(size, len(context)), about)
             seen = [f for f, _ in self._seen(scene, window)]
             whole = len(seen) == len(scene.gold) and not scene.elsewhere
             answered = whole or any(f.answer for f in seen)

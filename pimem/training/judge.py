@@ -128,13 +128,17 @@ def recall_scores(response: str, target: str, facts: Sequence[str]) -> dict[str,
     return scores | notes_scores(said.memory or "", facts)
 
 
-def answer_scores(response: str, target: str, several: bool) -> dict[str, float]:
-    """boxed: in the form asked for; em, sub_em: against the target's box; recall: share of its values, where `several`."""
+def answer_scores(response: str, target: str, several: bool, accepted: Sequence[str] = ()) -> dict[str, float]:
+    """boxed: in the form asked for; em, sub_em: against the target's box; recall: share of its values, where `several`.
+
+    Where the target is one of the `accepted` answers, any of them is right.
+    """
     said, wanted = scoring.extract(response, "boxed"), scoring.extract(target, "boxed") or ""
+    right = list(accepted) if wanted in accepted and not several else [wanted]
     scores = {
         "boxed": float(said is not None),
-        "em": scoring.exact_match(said, [wanted]),
-        "sub_em": scoring.sub_em(said, [wanted]),
+        "em": scoring.exact_match(said, right),
+        "sub_em": scoring.sub_em(said, right),
     }
     if several:
         scores["recall"] = scoring.multi_recall(said, re.split(r", (?=\S)", wanted))
@@ -189,7 +193,7 @@ def judge(
     for i, target, response in zip(rows, targets, said, strict=True):
         facts = table.meta[i]["facts"]
         if ": final" in case or case.endswith(("answer", "retrieved")):
-            scores = answer_scores(response, target, several=case.startswith("needles"))
+            scores = answer_scores(response, target, case.startswith("needles"), table.meta[i]["answers"])
         elif ": gated" in case:
             scores = gated_scores(response, target, facts)
         elif ": recall" in case:

@@ -6,72 +6,31 @@ They are put together from paragraphs, sentences and lines tokenised once, as in
 from __future__ import annotations
 
 import functools
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from pimem.corpora import Corpus, Question
-from pimem.errors import DataError
-from pimem.tasks import blocks, haystacks, hotpotqa, niah
+from pimem.tasks import haystacks, hotpotqa, niah
 from pimem.tokens import Tokenizer
 from pimem.training import planted
+from pimem.training.documents import Documents, Part, Scene, tokens_of
+from pimem.training.squad import Articles
 from pimem.training.teacher import Placed
 
-Part = Literal["train", "eval"]
-CLEAR = 0.35
-"""Share of a question's words, weighted by rarity, that makes a fact one for it by itself. On the training questions four of
-five gold paragraphs have it or are named, and one of three distractors."""
-_words = re.compile(r"\w+").findall
 
+class Source(Documents):
+    """Draws scenes from one part of the data: HotpotQA's documents, `articles` of SQuAD, and facts planted in other text."""
 
-@dataclass
-class Scene:
-    """A question, a context, and what of it counts."""
-
-    kind: str
-    question: str
-    answers: tuple[str, ...]
-    context: np.ndarray
-    """uint32, shape (tokens,)."""
-    gold: list[Placed] = field(default_factory=list)
-    """Facts of the context, in its order."""
-    elsewhere: list[Placed] = field(default_factory=list)
-    """Gold facts that the context does not hold."""
-    near: list[tuple[int, int]] = field(default_factory=list)
-    """Token ranges of text that looks relevant and is not."""
-    source: str = ""
-    """What resampling treats as one unit."""
-    open: bool = False
-    """Nobody can tell when every fact has been found: the question asks for all values there are."""
-
-
-class Source:
-    """Draws scenes from one part of the data."""
-
-    def __init__(self, tokenizer: Tokenizer, corpus: Corpus, part: Part, seed: int, sentences: int = 40_000):
-        self.tokenizer, self.corpus, self.part = tokenizer, corpus, part
-        self.rng = np.random.default_rng(seed)
-        pool = hotpotqa.split(corpus, part)
-        made = blocks.load(corpus, tokenizer, make=True)
-        if made is None:
-            raise DataError("the paragraphs of hotpotqa could not be tokenised")
-        self._ids, self._starts = made._ids, made._starts
-        self.paragraphs = [p for p in pool.paragraphs if self._starts[p + 1] > self._starts[p]]
-        self._usable = set(self.paragraphs)
-        self.questions = [q for i in pool.questions if self._answerable(q := corpus.questions[i])]
+    def __init__(self, tokenizer: Tokenizer, corpus: Corpus, squad: Corpus, part: Part, seed: int, sentences: int = 40_000):
+        """Raises `DataError` where a set cannot be tokenised or has no fitting question."""
+        super().__init__(tokenizer, corpus, hotpotqa.split(corpus, part), np.random.default_rng(seed))
+        self.part = part
         self.sentences = self._sentences(sentences)
-
-    def _answerable(self, question: Question) -> bool:
-        return bool(question.support) and all(
-            p in self._usable
-            and 0 <= s < len(self.corpus.paragraphs[p].sentences)
-            and self.corpus.paragraphs[p].sentences[s].strip()
-            for p, s in question.support
-        )
+        self.articles = Articles(tokenizer, squad, part, np.random.default_rng([seed, 1]))
+        if part == "train":
+            self.beside, self.articles.beside = self.articles, self
 
     def _sentences(self, n: int) -> list[np.ndarray]:
         """Runs of sentences of drawn paragraphs, tokenised with the blank before each."""
@@ -82,61 +41,6 @@ class Source:
                 break
         return self.tokenizer.encode_many(texts)
 
-    def shuffled(self) -> list[Question]:
-        return [self.questions[i] for i in self.rng.permutation(len(self.questions))]
-
-    # HotpotQA
-
-    @functools.cache  # noqa: B019
-    def _offsets(self, paragraph: int) -> tuple[str, np.ndarray]:
-        """Text of a paragraph as its block has it, and its tokens' character ranges, shape (tokens, 2)."""
-        what = self.corpus.paragraphs[paragraph]
-        # What follows decides how the line breaks before it are cut.
-        text = f"{what.title}\n{what.text}{blocks.BETWEEN}{blocks.head(1)}"
-        made = self.tokenizer._inert.encode(text, add_special_tokens=False)
-        block = self._ids[self._starts[paragraph] : self._starts[paragraph + 1]]
-        if not np.array_equal(np.asarray(made.ids[: len(block)], dtype=np.uint32), block):
-            return text, np.zeros((0, 2), dtype=int)
-        return text, np.asarray(made.offsets[: len(block)])
-
-    def placed(self, question: Question, paragraph: int, at: int) -> list[Placed]:
-        """The question's facts in a paragraph whose block begins at token `at`; the heading's tokens are at its start."""
-        what = self.corpus.paragraphs[paragraph]
-        _, offsets = self._offsets(paragraph)
-        out: list[Placed] = []
-        for sentence in sorted({s for p, s in question.support if p == paragraph}):
-            raw = what.sentences[sentence]
-            begin = len(what.title) + 1 + len("".join(what.sentences[:sentence])) + len(raw) - len(raw.lstrip())
-            text = raw.strip()
-            first, last = _tokens(offsets, begin, begin + len(text))
-            answer = None
-            for wanted in question.answers:
-                if wanted.lower() not in ("yes", "no") and (place := text.find(wanted)) >= 0:
-                    a, b = _tokens(offsets, begin + place, begin + place + len(wanted))
-                    answer = (at + a, at + b)
-            out.append(Placed(text, at + first, at + last, answer, what.title, at))
-        clear = self._clear(question.question, what.title, " ".join(fact.text for fact in out))
-        return [replace(fact, clear=clear) for fact in out]
-
-    def _clear(self, question: str, title: str, text: str) -> bool:
-        """Whether the question names the heading, or facts and heading hold enough of its rarer words."""
-        name = re.sub(r"\s*\(.*?\)", "", title).lower()
-        if name in question.lower():
-            return True
-        asked, held = set(_words(question.lower())), set(_words(f"{title} {text}".lower()))
-        shared = sum(self._rarity(word) for word in asked & held)
-        return shared >= CLEAR * sum(self._rarity(word) for word in asked)
-
-    def _rarity(self, word: str) -> float:
-        return float(np.log(len(self.corpus.paragraphs) / (1 + self._frequencies[word])))
-
-    @functools.cached_property
-    def _frequencies(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for paragraph in self.corpus.paragraphs:
-            counts.update(set(_words(f"{paragraph.title} {paragraph.text}".lower())))
-        return counts
-
     def hotpotqa(self, question: Question, documents: int, gold: Sequence[int] = (), own: bool = True) -> Scene | None:
         """A stretch of numbered documents: paragraphs `gold` of the question's own gold ones, its distractors if `own`, others.
 
@@ -145,37 +49,8 @@ class Source:
         every = hotpotqa.gold(question)
         others = [p for p in question.paragraphs if p not in every and p in self._usable] if own else []
         chosen = [*gold, *others][:documents]
-        fill = self.rng.integers(len(self.paragraphs), size=max(0, documents - len(chosen)))
-        chosen += [p for i in fill if (p := self.paragraphs[i]) not in question.paragraphs]
-        chosen = [chosen[i] for i in self.rng.permutation(len(chosen))]
-        highest = int(10 ** self.rng.uniform(0.5, 4.4))
-        number, at, parts = 1 + int(self.rng.integers(highest)), 0, []
-        facts: list[Placed] = []
-        near = []
-        for paragraph in chosen:
-            head = self._head(number)
-            block = self._ids[self._starts[paragraph] : self._starts[paragraph + 1]]
-            if paragraph in gold:
-                if not len(self._offsets(paragraph)[1]):
-                    return None
-                facts += self.placed(question, paragraph, at + len(head))
-            elif paragraph in others:
-                near.append((at, at + len(head) + len(block)))
-            parts += [head, block]
-            at += len(head) + len(block)
-            number += 1
-        missing = []
-        for paragraph in every:
-            if paragraph not in gold:
-                if not len(self._offsets(paragraph)[1]):
-                    return None
-                missing += self.placed(question, paragraph, 0)
-        context = np.concatenate(parts)
-        return Scene("hotpotqa", question.question, question.answers, context, facts, missing, near, question.id)
-
-    @functools.cache  # noqa: B019
-    def _head(self, number: int) -> np.ndarray:
-        return self.tokenizer.encode(blocks.head(number))
+        fill = self.fill(documents - len(chosen), question.paragraphs)
+        return self.assemble(question, [*((self, p) for p in chosen), *fill], gold, others)
 
     # Needles and planted facts
 
@@ -273,10 +148,10 @@ class Source:
             if isinstance(what, str):
                 near.append((at, at + len(ids)))
             else:
-                first, _ = _tokens(offsets, 1, len(text))
+                first, _ = tokens_of(offsets, 1, len(text))
                 answer = None
                 if (place := text.rfind(what.answer)) >= 0:
-                    a, b = _tokens(offsets, place, place + len(what.answer))
+                    a, b = tokens_of(offsets, place, place + len(what.answer))
                     answer = (at + a, at + b)
                 gold.append(Placed(what.sentence, at + first, at + len(ids), answer))
             parts.append(ids)
@@ -330,11 +205,6 @@ _STYLES = (
     ("{key} has the {noun} {value}.", "Which {noun} does {key} have?", "Which {noun}s do {key} have?"),
 )  # fmt: skip
 """Sentence, question for one value, question for several."""
-
-
-def _tokens(offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """The token range that covers characters [start, end)."""
-    return int(np.searchsorted(offsets[:, 1], start, side="right")), int(np.searchsorted(offsets[:, 0], end, side="left"))
 
 
 def _first(stream: Iterator[str], n: int) -> list[str]:

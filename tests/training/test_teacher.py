@@ -97,6 +97,8 @@ def test_scores_of_answers_and_notes():
         "boxed": 1,
         "recall": 1,
     }
+    assert judge.answer_scores("\\boxed{1500}", "\\boxed{in 1500}", False, ["in 1500", "1500"])["em"] == 1
+    assert judge.answer_scores("\\boxed{1500}", "\\boxed{unknown}", False, ["in 1500", "1500"])["em"] == 0
     assert judge.notes_scores("a\nx", ["a", "b"]) == {"kept": 0.5, "exact": 0, "extra": 1}
     assert judge.notes_scores("(empty)", []) == {"kept": 1, "exact": 1, "extra": 0}
 
