@@ -20,13 +20,13 @@ from pimem.config import build as build_spec
 from pimem.corpora import Corpus, Question
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
-from pimem.tasks import blocks
+from pimem.tasks import articles, blocks
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.blocks import Shown
 from pimem.tasks.pieces import Assembled, Filled, fill
 from pimem.tokens import LongText, Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when samples are made differently."""
 
 
@@ -34,6 +34,8 @@ FORMAT = 1
 class SquadParams:
     """Parameters of the squad task."""
 
+    split: Literal["all", "train", "eval"] = "all"
+    """all articles; or eval, the ones that no model is trained on here, or train, the others."""
     paragraphs: Literal["repeated", "once"] = "repeated"
     """What becomes of a length that is more than all paragraphs: they repeat, or the text ends with them, short of it."""
     order: Literal["sample", "constant"] = "sample"
@@ -56,11 +58,12 @@ class Squad:
     def __init__(self, task: TaskSpec, tokenizer: Tokenizer, corpus: Corpus):
         self._params = build_spec(SquadParams, task.params, "task squad: params")
         self._task, self._corpus, self._tokenizer = task, corpus, tokenizer
-        self._usable = [i for i, question in enumerate(corpus.questions) if question.answers and question.paragraphs]
+        self._pool = articles.split(corpus, self._params.split)
+        self._usable = [i for i in self._pool.questions if corpus.questions[i].answers and corpus.questions[i].paragraphs]
         self._order = Draw("squad questions", task.seed).order(len(self._usable))
         self._articles: dict[str, list[int]] = {}
-        for number, paragraph in enumerate(corpus.paragraphs):
-            self._articles.setdefault(paragraph.title, []).append(number)
+        for number in self._pool.paragraphs:
+            self._articles.setdefault(corpus.paragraphs[number].title, []).append(number)
         self.data_hash = corpus.hash
         made_by = {"task": as_dict(task) | {"params": as_dict(self._params)}, "format": FORMAT}
         self._built = Built(made_by | {"data": corpus.hash, "tokenizer": tokenizer.hash})
@@ -72,7 +75,7 @@ class Squad:
     def _sample(self, index: int) -> Sample:
         question = self._corpus.questions[self._usable[self._order[index]]]
         chosen = _Chosen(self._wanted(question))
-        most = len(self._corpus.paragraphs) - 1 if self._params.paragraphs == "once" else None
+        most = len(self._pool.paragraphs) - 1 if self._params.paragraphs == "once" else None
         filled = Filled.of(self._built.get(index))
         if filled is None:
             try:
@@ -92,7 +95,7 @@ class Squad:
             "documents": filled.units + 1,
             "gold_documents": [place + 1],
             "question_id": question.id,
-            "haystack_repeats": filled.units + 1 > len(self._corpus.paragraphs),
+            "haystack_repeats": filled.units + 1 > len(self._pool.paragraphs),
         }
         self._built.keep(index, meta | {"evidence": [[evidence.start, evidence.end]], "ids": digest(long.ids)})
         return Sample(
@@ -119,7 +122,7 @@ class Squad:
         gold = question.paragraphs[0]
         article = [p for p in self._articles[self._corpus.paragraphs[gold].title] if p != gold]
         kept = {gold, *article}
-        others = [p for p in range(len(self._corpus.paragraphs)) if p not in kept]
+        others = [p for p in self._pool.paragraphs if p not in kept]
         yield gold
         for round_ in itertools.count():
             for part in (article, others):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pimem import data
 from pimem.config import TaskSpec
 from pimem.errors import ConfigError, DataError
-from pimem.tasks import base, check
+from pimem.tasks import articles, base, check
 from pimem.tokens import Tokenizer
 
 
@@ -54,6 +55,21 @@ def test_paragraphs_that_do_not_repeat_end_short_of_the_length(tokenizer: Tokeni
     shown = documents(tokenizer.decode(sample.context_ids))
     assert len(set(shown)) == len(shown) == 40
     assert sample.meta["one_more"] is None
+
+
+def test_a_part_of_the_articles_is_all_that_is_read_and_asked(tokenizer: Tokenizer) -> None:
+    corpus, read = data.corpus("squad"), {}
+    for part in ("train", "eval"):
+        pool = articles.split(corpus, part)
+        task = base.build(TaskSpec("squad", 30_000, params={"paragraphs": "once", "split": part}), tokenizer)
+        asked = [corpus.questions[i] for i in pool.questions if corpus.questions[i].answers]
+        samples = list(task.samples(len(asked)))
+        assert {s.cluster for s in samples} == {q.id for q in asked}
+        read[part] = set(documents(tokenizer.decode(samples[0].context_ids)))
+        assert read[part] == {corpus.paragraphs[p].text for p in pool.paragraphs}
+    assert read["train"]
+    assert read["eval"]
+    assert not read["train"] & read["eval"]
 
 
 def test_a_constant_order_gives_the_answer_one_place(tokenizer: Tokenizer) -> None:
