@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_scores import longbench_frame, make_scores
+from fake_scores import longbench_frame, make_scores, ood_frame
 from statsmodels.stats.proportion import proportion_confint
 
 from pimem.errors import DataError
@@ -224,9 +224,10 @@ def test_latex_escapes_names(scores: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_latex_is_whole(name: str, scores: pd.DataFrame, ood_scores: pd.DataFrame) -> None:
+def test_latex_is_whole(name: str) -> None:
     """Every row as wide as its head, everything that is opened closed, and no float higher than a page."""
-    several = combine([ood_scores, scores, scores.assign(model="other", run=lambda f: "o" + f["run"])])
+    scores = make_scores((50, 100), n=4)
+    several = combine([ood_frame((8192,), n=2), scores, scores.assign(model="other", run=lambda f: "o" + f["run"])])
     text = render.latex(build(name, several, version=VERSION, same_model={"other": "Qwen2.5-7B"}))
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\caption{")
     assert text.count(r"\label{") == 1

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.data
 
 LENGTH = 8192
 SAMPLES = 2
+ONE_OF_A_KIND = ("niah_multikey_1", "vt", "cwe", "fwe", "qa_1")
+"""A task of each of their programs; the others, made by the same ones, are for a longer run."""
 OPEN, CLOSE = "<<<", ">>>"
 SPLITTER = "import re\ndef sent_tokenize(text):\n    return re.split(r'(?<=[.!?])\\s+', text)\n"
 STEP = {
@@ -211,7 +213,7 @@ def form(answer: str) -> str:
 
 
 @pytest.mark.usefixtures("own_built")
-@pytest.mark.parametrize("name", RULER)
+@pytest.mark.parametrize("name", [n if n in ONE_OF_A_KIND else pytest.param(n, marks=pytest.mark.slow) for n in RULER])
 def test_same_structure_answers_and_size(name: str, theirs: Path, real: Tokenizer, tmp_path: Path) -> None:
     rows, setup = generate(theirs, name, tmp_path / "out", real._folder)
     assert len(rows) == SAMPLES
