@@ -192,6 +192,7 @@ def test_a_loaded_configuration_without_rotary_positions_or_with_senseless_ones(
         rope.read_back(SimpleNamespace(max_position_embeddings=9, rope_parameters={"rope_type": "yarn", "factor": 0.5}))
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_vllm_serves_the_extended_window_and_says_so(tiny_model: Path) -> None:
     prompt = np.arange(3000, dtype=np.uint32) % 300 + 50
