@@ -15,7 +15,7 @@ import pandas as pd
 from pimem import stats
 from pimem.errors import DataError
 from pimem.journal import replace_file
-from pimem.paper.scores import primary_scores
+from pimem.paper.scores import primary_scores, raw_csv
 from pimem.records import Call, Sample, Trace
 from pimem.tokens import holding, windows
 
@@ -99,13 +99,7 @@ def write(steps: pd.DataFrame, path: Path) -> Path:
 
 def read(path: Path) -> pd.DataFrame:
     """Steps from csv. Raises `DataError` where the file is missing, damaged or holds impossible values."""
-    try:
-        raw = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; steps are written by notebook 11_gates") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a csv file: {error}") from None
-    return validate(raw, str(path))
+    return validate(raw_csv(path, "steps are written by notebook 11_gates"), str(path))
 
 
 def join(scores: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -230,13 +230,17 @@ def write(frame: pd.DataFrame, path: str | Path) -> Path:
 
 def read(path: str | Path) -> pd.DataFrame:
     """Scores from csv. Raises `DataError` where the file is missing, damaged or holds impossible values."""
-    path = Path(path)
-    try:
-        raw = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; scores are written by the evaluation notebooks") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a csv file: {error}") from None
+    raw = raw_csv(Path(path), "scores are written by the evaluation notebooks")
     for column in set(SCORES) & set(raw.columns):
         raw[column] = raw[column].replace("", None)
     return validate(raw, str(path))
+
+
+def raw_csv(path: Path, hint: str) -> pd.DataFrame:
+    """A csv file, every value as the text it is. Raises `DataError`, with the `hint` where there is no such file."""
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; {hint}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a csv file: {error}") from None

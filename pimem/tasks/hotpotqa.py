@@ -7,7 +7,6 @@ paragraphs of the dev set, the gold ones always among them.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -21,11 +20,12 @@ from pimem.corpora import Corpus, Question
 from pimem.errors import ConfigError
 from pimem.records import Evidence, Sample
 from pimem.schema import check_share
-from pimem.tasks import blocks
+from pimem.tasks import blocks, splits
 from pimem.tasks.base import Built, Draw, check_range, digest
 from pimem.tasks.blocks import Shown
 from pimem.tasks.blocks import render as render
 from pimem.tasks.pieces import Assembled, Filled, fill
+from pimem.tasks.splits import Pool, gold
 from pimem.tokens import LongText, Tokenizer
 
 FORMAT = 1
@@ -56,42 +56,15 @@ class HotpotQAParams:
         check_share(self, "evidence_within")
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """The questions and paragraphs of one split, as numbers into the corpus."""
-
-    questions: tuple[int, ...]
-    paragraphs: tuple[int, ...]
-
-
 @functools.lru_cache(maxsize=6)
 def split(corpus: Corpus, name: str) -> Pool:
-    """The part of `corpus` that `name` (all, train, eval) stands for. Depends on the content alone, on no seed.
+    """The part of HotpotQA that `name` stands for (`pimem.tasks.splits`).
 
-    Questions in the order of a hash of their ids give all their own paragraphs to evaluation until it has its share; every
-    other paragraph under the same title goes along. A question is one of training where its gold paragraphs all lie outside.
+    A question's own paragraphs stay together, with every other paragraph under one of their titles.
     """
-    questions, paragraphs = corpus.questions, corpus.paragraphs
-    if name == "all":
-        return Pool(tuple(range(len(questions))), tuple(range(len(paragraphs))))
-    titles: dict[str, list[int]] = {}
-    for number, paragraph in enumerate(paragraphs):
-        titles.setdefault(paragraph.title, []).append(number)
-    kept: set[int] = set()
-    for question in sorted(questions, key=lambda q: hashlib.sha256(q.id.encode()).digest()):
-        if len(kept) >= EVALUATION_SHARE * len(paragraphs):
-            break
-        kept.update(itertools.chain.from_iterable(titles[paragraphs[p].title] for p in question.paragraphs))
-    if name == "eval":
-        chosen = (i for i, q in enumerate(questions) if kept.issuperset(q.paragraphs))
-        return Pool(tuple(chosen), tuple(sorted(kept)))
-    chosen = (i for i, q in enumerate(questions) if kept.isdisjoint(gold(q)))
-    return Pool(tuple(chosen), tuple(i for i in range(len(paragraphs)) if i not in kept))
-
-
-def gold(question: Question) -> list[int]:
-    """Numbers of the paragraphs its answer rests on, in order."""
-    return sorted({paragraph for paragraph, _ in question.support})
+    titles = splits.titled(corpus)
+    units = {q.id: {n for p in q.paragraphs for n in titles[corpus.paragraphs[p].title]} for q in corpus.questions}
+    return splits.part(corpus, name, EVALUATION_SHARE, units)
 
 
 def build(task: TaskSpec, tokenizer: Tokenizer) -> HotpotQA:

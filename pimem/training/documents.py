@@ -13,7 +13,7 @@ import numpy as np
 
 from pimem.corpora import Corpus, Question
 from pimem.errors import DataError
-from pimem.tasks import blocks, hotpotqa
+from pimem.tasks import blocks, splits
 from pimem.tokens import Tokenizer
 from pimem.training.teacher import Placed
 
@@ -55,7 +55,7 @@ class Documents:
     beside: Documents | None = None
     """The other set, whose paragraphs now and then stand among this one's."""
 
-    def __init__(self, tokenizer: Tokenizer, corpus: Corpus, pool: hotpotqa.Pool, rng: np.random.Generator):
+    def __init__(self, tokenizer: Tokenizer, corpus: Corpus, pool: splits.Pool, rng: np.random.Generator):
         """Raises `DataError` where the paragraphs cannot be tokenised."""
         self.tokenizer, self.corpus, self.rng = tokenizer, corpus, rng
         made = blocks.load(corpus, tokenizer, make=True)
@@ -160,7 +160,7 @@ class Documents:
             at += len(head) + len(block)
             number += 1
         missing = []
-        for paragraph in hotpotqa.gold(question):
+        for paragraph in splits.gold(question):
             if paragraph not in gold:
                 if not len(self._offsets(paragraph)[1]):
                     return None

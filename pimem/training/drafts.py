@@ -11,7 +11,7 @@ import numpy as np
 
 from pimem.corpora import Question
 from pimem.prompts import PromptSet, Template
-from pimem.tasks import hotpotqa, niah
+from pimem.tasks import niah, splits
 from pimem.training.documents import MIXED, Documents, Scene
 from pimem.training.scenes import Source
 from pimem.training.squad import sentences
@@ -105,7 +105,7 @@ class Drafts:
         while True:
             if kind == "hotpotqa":
                 question = self._question(kind)
-                gold = hotpotqa.gold(question)
+                gold = splits.gold(question)
                 chosen = [] if without else [g for g in gold if rng.random() < 0.75]
                 if not without and not chosen:
                     chosen = [gold[int(rng.integers(len(gold)))]]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from pimem.corpora import Corpus, Question
-from pimem.tasks import haystacks, hotpotqa, niah
+from pimem.tasks import haystacks, hotpotqa, niah, splits
 from pimem.tokens import Tokenizer
 from pimem.training import planted
 from pimem.training.documents import Documents, Part, Scene, tokens_of
@@ -46,7 +46,7 @@ class Source(Documents):
 
         None where a gold paragraph does not tokenise alone as it does in place.
         """
-        every = hotpotqa.gold(question)
+        every = splits.gold(question)
         others = [p for p in question.paragraphs if p not in every and p in self._usable] if own else []
         chosen = [*gold, *others][:documents]
         fill = self.fill(documents - len(chosen), question.paragraphs)

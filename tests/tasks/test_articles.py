@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_parts_share_no_article_and_lose_nothing(corpus: Corpus) -> None:
 def test_the_content_alone_decides(corpus: Corpus) -> None:
     again = Corpus(corpus.paragraphs, tuple(reversed(corpus.questions)), "other")
     assert titles(again, "eval") == titles(corpus, "eval")
+
+
+def test_a_question_that_nothing_answers_is_trained_on_with_its_own_paragraphs_alone(corpus: Corpus) -> None:
+    bare = Corpus(corpus.paragraphs, tuple(replace(q, support=()) for q in corpus.questions), "other")
+    for part in ("train", "eval"):
+        assert articles.split(bare, part).questions == articles.split(corpus, part).questions
 
 
 @pytest.mark.data

@@ -16,7 +16,8 @@ from pimem.config import ModelSpec, TaskSpec
 from pimem.corpora import Corpus
 from pimem.errors import ConfigError, DataError
 from pimem.tasks import base
-from pimem.tasks.hotpotqa import gold, split
+from pimem.tasks.hotpotqa import split
+from pimem.tasks.splits import gold
 from pimem.tokens import Tokenizer
 
 
